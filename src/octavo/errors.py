@@ -1,0 +1,112 @@
+"""The exceptions of Octavo, one tree; each class knows its HTTP status and its OpenAI error code.
+
+    OctavoError
+    ├── InvalidRequestError (ValueError)      a request that cannot be served as asked
+    │   ├── ContextLengthError                it does not fit the context or the cache
+    │   └── ChatTemplateError                 the model's own template refused the messages
+    ├── ConfigError (ValueError)              a setting that cannot be honoured
+    ├── ModelError                            a model that cannot be had or opened
+    │   ├── ModelNotFoundError                no such model here, and none known by that name
+    │   ├── DownloadError                     the model could not be fetched
+    │   └── ModelFileError                    the file is malformed or not supported
+    └── InvariantError                        the accounts of the cache do not add up: our bug
+
+Every message names the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import os
+
+
+class OctavoError(Exception):
+    """Base of every error that Octavo raises on purpose."""
+
+    http_status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """A request was refused before it entered the engine.
+
+    ``param`` is the name of the offending field, or None where no single field is at fault.
+    """
+
+    http_status = 400
+    code = "invalid_value"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """A request needs more tokens than the context or the cache can hold."""
+
+    code = "context_length_exceeded"
+
+
+class ChatTemplateError(InvalidRequestError):
+    """The model's chat template refused the messages, or is itself at fault."""
+
+    code = "invalid_messages"
+
+
+class ConfigError(OctavoError, ValueError):
+    """A setting is out of range, unknown, or contradicts another.
+
+    ``param`` is the name of the setting, or None where no single one is at fault.
+    """
+
+    code = "invalid_config"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelError(OctavoError):
+    """A model cannot be had or opened."""
+
+    code = "model_error"
+
+
+class ModelNotFoundError(ModelError):
+    """No model of that name is known, and no file lies at that path."""
+
+    http_status = 404
+    code = "model_not_found"
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched, or what came was not what was expected."""
+
+    code = "download_failed"
+
+
+class ModelFileError(ModelError):
+    """A model file is malformed, truncated, or uses something that is not supported.
+
+    ``path`` is the file, ``offset`` the byte at which the fault was found (None where the fault
+    has no single place, such as a missing key).
+    """
+
+    code = "bad_model_file"
+
+    def __init__(
+        self, message: str, *, path: str | os.PathLike[str] | None = None, offset: int | None = None
+    ) -> None:
+        where = "" if path is None else f"{path}: "
+        place = "" if offset is None else f" (at byte {offset})"
+        super().__init__(f"{where}{message}{place}")
+        self.path = path
+        self.offset = offset
+
+
+class InvariantError(OctavoError):
+    """The accounts of the cache do not add up; a bug of Octavo, never the user's fault."""
+
+    code = "invariant_violated"
