@@ -1,0 +1,33 @@
+"""Fixtures that every part's tests share: the real model, and a tiny one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Test modules are not a package; this lets them say `from tiny_model import tiny_model`.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from octavo.model.store import find_model
+from tiny_model import tiny_model
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2's file; the test is skipped without it, or fails under OCTAVO_REQUIRE_MODEL=1."""
+    path = find_model("smollm2")
+    if path is None:
+        reason = "smollm2 is not on this machine; run 'octavo pull smollm2'"
+        if os.environ.get("OCTAVO_REQUIRE_MODEL") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny F32 Llama with tied embeddings; see `tiny_model` for others."""
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
