@@ -1,0 +1,211 @@
+"""The semantics: a forward pass in plain NumPy float32, with a docstring for every formula.
+
+It is the oracle that other backends are judged by, so it is written to be read, not to be fast.
+Weights are dequantised once, when the backend is made; keys and values are stored as float16 or
+float32 and read back as stored, the step's own tokens included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from octavo.backends.base import NO_SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from octavo.backends.base import InputBatch
+    from octavo.model.spec import ModelSpec
+
+    Array = NDArray[np.float32]
+
+SMALL_BATCH = 16
+"""With so few tokens a matrix product is too short to be worth a second thread of BLAS."""
+
+MAX_STORED = 65504.0
+"""The largest finite float16: keys and values are clamped to it, whatever they are stored as."""
+
+
+class WeightTensor(Protocol):
+    """A weight as its file holds it."""
+
+    def dequantize(self) -> Array:
+        """Return the weight as float32, in its row-major shape."""
+
+
+class ReferenceBackend:
+    """Plain NumPy over a paged KV cache of ``num_blocks`` blocks of any size.
+
+    ``tensors`` are named as in GGUF. ``kv_dtype`` is float16 or float32. ``num_threads`` bounds
+    what BLAS takes for a large batch; None leaves it to BLAS.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Mapping[str, WeightTensor],
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        kv_dtype: DTypeLike = np.float16,
+        num_threads: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._weights = {name: tensor.dequantize() for name, tensor in tensors.items()}
+        shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
+        self.keys = np.zeros(shape, kv_dtype)  # by slot; untouched pages cost no memory
+        self.values = np.zeros(shape, kv_dtype)
+        self._cos, self._sin = rope_tables(spec)
+        self._num_threads = num_threads
+        self._blas = ThreadpoolController()
+
+    def execute(self, batch: InputBatch) -> Array:
+        """Compute ``batch``; see `Backend.execute`."""
+        num_threads = 1 if batch.num_tokens <= SMALL_BATCH else self._num_threads
+        with self._blas.limit(limits=num_threads, user_api="blas"):
+            return self._forward(batch)
+
+    def _forward(self, batch: InputBatch) -> Array:
+        spec = self.spec
+        x = self._weights["token_embd.weight"][batch.input_ids]  # [num_tokens, hidden_size]
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        for layer in range(spec.num_layers):
+            x = x + self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"), batch, cos, sin)
+            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+        x = self._norm(x[batch.logits_indices], "output_norm")
+        head = "token_embd.weight" if spec.tied_embeddings else "output.weight"
+        logits: Array = x @ self._weights[head].T
+        return logits
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target), one after another."""
+        size = self.block_size
+        for source, target in copies:
+            for store in (self.keys, self.values):
+                blocks = store.reshape(store.shape[0], self.num_blocks, size, *store.shape[2:])
+                blocks[:, target] = blocks[:, source]
+
+    # -- the parts of a layer -----------------------------------------------------------------
+
+    def _norm(self, x: Array, name: str) -> Array:
+        return rms_norm(x, self._weights[f"{name}.weight"], self.spec.rms_norm_eps)
+
+    def _project(self, layer: int, name: str, x: Array) -> Array:
+        """x W^T, plus a bias where the model has one. Weights are [out, in]."""
+        y: Array = x @ self._weights[f"blk.{layer}.{name}.weight"].T
+        bias = self._weights.get(f"blk.{layer}.{name}.bias")
+        return y if bias is None else y + bias
+
+    def _feed_forward(self, layer: int, x: Array) -> Array:
+        """SwiGLU (Shazeer, 2020): W_down (silu(W_gate x) * W_up x)."""
+        gate = self._project(layer, "ffn_gate", x)
+        up = self._project(layer, "ffn_up", x)
+        return self._project(layer, "ffn_down", silu(gate) * up)
+
+    def _attention(self, layer: int, x: Array, batch: InputBatch, cos: Array, sin: Array) -> Array:
+        """Project to q, k, v; rotate q and k; store k and v; attend over the stored ones."""
+        spec = self.spec
+        q = self._project(layer, "attn_q", x).reshape(-1, spec.num_heads, spec.head_dim)
+        k = self._project(layer, "attn_k", x).reshape(-1, spec.num_kv_heads, spec.head_dim)
+        v = self._project(layer, "attn_v", x).reshape(-1, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm:
+            q = self._norm(q, f"blk.{layer}.attn_q_norm")
+            k = self._norm(k, f"blk.{layer}.attn_k_norm")
+        q, k = rope(q, cos, sin, spec), rope(k, cos, sin, spec)
+        stored = batch.slot_mapping != NO_SLOT
+        slots = batch.slot_mapping[stored]
+        self.keys[layer, slots] = np.clip(k[stored], -MAX_STORED, MAX_STORED)
+        self.values[layer, slots] = np.clip(v[stored], -MAX_STORED, MAX_STORED)
+        out = np.empty_like(q)
+        for i in range(batch.num_seqs):
+            start, stop = batch.query_start_loc[i], batch.query_start_loc[i + 1]
+            slots = self._slots(batch.block_tables[i], int(batch.seq_lens[i]))
+            out[start:stop] = attend(
+                q[start:stop],
+                self.keys[layer, slots].astype(np.float32, copy=False),
+                self.values[layer, slots].astype(np.float32, copy=False),
+            )
+        return self._project(layer, "attn_output", out.reshape(len(x), -1))
+
+    def _slots(self, block_table: NDArray[np.int32], seq_len: int) -> NDArray[np.intp]:
+        """Return the slots of a sequence's tokens, ``[seq_len]``."""
+        position = np.arange(seq_len)
+        return block_table[position // self.block_size] * self.block_size + (
+            position % self.block_size
+        )
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich, 2019)."""
+    mean = np.mean(np.square(x), axis=-1, keepdims=True)  # float32, as x is
+    normed: Array = x / np.sqrt(mean + np.float32(eps))
+    return normed * weight
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x); the exponential is taken of -|x|, so it cannot overflow."""
+    e: Array = np.exp(-np.abs(x))
+    numerator = np.where(x >= 0, np.float32(1), e)
+    return x * numerator / (1 + e)
+
+
+def rope_tables(spec: ModelSpec) -> tuple[Array, Array]:
+    """Return cos and sin of position * theta^(-2i / rope_dim), ``[context_length, rope_dim / 2]``.
+
+    Computed in float64 and rounded once (Su et al., RoFormer, 2021).
+    """
+    pairs = np.arange(0, spec.rope_dim, 2, dtype=np.float64)
+    frequency = spec.rope_theta ** -(pairs / spec.rope_dim)
+    angle = np.arange(spec.context_length, dtype=np.float64)[:, None] * frequency
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rope(x: Array, cos: Array, sin: Array, spec: ModelSpec) -> Array:
+    """Rotate each pair (a, b) of a head by its position's angle: (a cos - b sin, a sin + b cos).
+
+    ``x`` is ``[num_tokens, num_heads, head_dim]``, ``cos`` and ``sin`` ``[num_tokens,
+    rope_dim / 2]``. The layout says which two dimensions make a pair; those past `rope_dim` stay.
+    """
+    dim = spec.rope_dim
+    if spec.rope_layout == "interleaved":
+        first, second = slice(0, dim, 2), slice(1, dim, 2)
+    else:
+        first, second = slice(0, dim // 2), slice(dim // 2, dim)
+    a, b = x[..., first], x[..., second]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    out = x.copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out
+
+
+def attend(q: Array, k: Array, v: Array) -> Array:
+    """Causal softmax(q k^T / sqrt(head_dim)) v of one sequence's last tokens.
+
+    ``q`` is ``[num_queries, num_heads, head_dim]``, ``k`` and ``v`` ``[seq_len, num_kv_heads,
+    head_dim]``; query i stands at position seq_len - num_queries + i and sees up to itself.
+    Consecutive query heads share a KV head (grouped-query attention, Ainslie et al., 2023).
+    """
+    num_queries, num_heads, head_dim = q.shape
+    seq_len, num_kv_heads, _ = k.shape
+    group = num_heads // num_kv_heads
+    # [num_kv_heads, group * num_queries, head_dim]: one matrix product a KV head
+    grouped = q.reshape(num_queries, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
+    rows = grouped.reshape(num_kv_heads, group * num_queries, head_dim)
+    scores: Array = rows @ k.transpose(1, 2, 0) * np.float32(head_dim**-0.5)
+    scores = scores.reshape(num_kv_heads, group, num_queries, seq_len)
+    if num_queries > 1:
+        position = np.arange(seq_len - num_queries, seq_len)[:, None]
+        scores = np.where(np.arange(seq_len) <= position, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out: Array = weights.reshape(num_kv_heads, group * num_queries, seq_len) @ v.transpose(1, 0, 2)
+    out = out.reshape(num_kv_heads, group, num_queries, head_dim)
+    return out.transpose(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)

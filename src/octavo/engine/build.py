@@ -1,0 +1,73 @@
+"""Put an engine together from a config: model, backend, cache, core. The only place that does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.backends.reference import ReferenceBackend
+from octavo.cache.manager import KVCacheManager
+from octavo.cache.policies import find_policy
+from octavo.engine.core import EngineCore
+from octavo.engine.memory import available_memory
+from octavo.errors import ConfigError
+from octavo.model.loader import Model, load_model
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig, ResolvedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine, the model it serves, and what was decided for it."""
+
+    model: Model
+    core: EngineCore
+    resolved: ResolvedConfig
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the model and build the engine that ``config`` describes.
+
+    Raises `ConfigError` for what cannot be honoured and `ModelError` for what cannot be loaded.
+    """
+    if config.backend != "reference":
+        raise ConfigError(f"backend is {config.backend!r}; known is reference", param="backend")
+    policy = find_policy(config.eviction_policy)
+    model = load_model(config.model)
+    dtype = np.dtype(config.kv_dtype)
+    weights = 4 * sum(tensor.num_elements for tensor in model.tensors.values())
+    resolved = config.resolve(
+        context_length=model.spec.context_length,
+        kv_bytes_per_token=model.spec.kv_bytes_per_token(dtype.itemsize),
+        available_bytes=max(0, available_memory() - weights),
+    )
+    backend = ReferenceBackend(
+        model.spec,
+        model.tensors,
+        num_blocks=resolved.num_kv_blocks,
+        block_size=config.block_size,
+        kv_dtype=dtype,
+        num_threads=config.num_threads,
+    )
+    cache = KVCacheManager(
+        resolved.num_kv_blocks,
+        config.block_size,
+        policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        # Whatever makes other keys and values out of the same tokens belongs here.
+        model=b"/".join((model.fingerprint, config.backend.encode(), config.kv_dtype.encode())),
+    )
+    core = EngineCore(
+        backend,
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        eos_token_ids=model.tokenizer.eos_ids,
+        static=config.scheduling_policy == "static",
+        seed=config.seed,
+    )
+    return Engine(model, core, resolved)

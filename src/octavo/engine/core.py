@@ -1,0 +1,226 @@
+"""EngineCore: a step is three calls, `schedule`, `execute`, `update_from_output`.
+
+Knows token ids only: text, templates and stop strings are the front's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from octavo.engine.batch import build_batch
+from octavo.engine.request import FinishReason, Request
+from octavo.engine.scheduler import SampledTokens, Scheduler
+from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.sampling.rng import derive_seed
+from octavo.sampling.sampler import Sampler, SamplingRow, compute_logprobs
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from octavo.backends.base import Backend
+    from octavo.cache.manager import KVCacheManager
+    from octavo.engine.batch import LogitRows
+    from octavo.sampling.params import SamplingParams
+
+
+class EngineCore:
+    """Requests in, tokens out, one step at a time, on the caller's thread."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        static: bool = False,
+        seed: int = 0,
+    ) -> None:
+        assert backend.block_size == cache.block_size
+        assert backend.num_blocks == cache.pool.num_blocks
+        self.backend = backend
+        self.cache = cache
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self.scheduler = Scheduler(
+            cache,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            eos_token_ids=eos_token_ids,
+            static=static,
+        )
+        self.sampler = Sampler()
+        self.num_steps = 0
+        self._num_arrivals = 0
+        self._draw_rows: dict[Request, SamplingRow] = {}
+
+    # -- requests come and go -------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        bad_words_token_ids: tuple[tuple[int, ...], ...] = (),
+    ) -> Request:
+        """Check a request and let it in; returns its choice 0.
+
+        Raises `InvalidRequestError`, and nothing has changed, if it cannot be served as asked.
+        """
+        self.check(prompt_token_ids, params)
+        arrival = self._num_arrivals
+        self._num_arrivals += 1
+        seed = params.seed if params.seed is not None else derive_seed(self.seed, arrival)
+        request = Request(
+            request_id,
+            list(prompt_token_ids),
+            params,
+            arrival=arrival,
+            priority=priority,
+            seed=seed,
+            cache_salt=cache_salt,
+            bad_words_token_ids=bad_words_token_ids,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Raise `InvalidRequestError` for a request that could never be served as asked."""
+        vocab_size = self.backend.spec.vocab_size
+        length = len(prompt_token_ids)
+        if not length:
+            raise InvalidRequestError(
+                "the prompt is empty; give at least one token", param="prompt_token_ids"
+            )
+        for token_id in prompt_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"prompt_token_ids holds {token_id}, outside the vocabulary "
+                    f"(0 to {vocab_size - 1})",
+                    param="prompt_token_ids",
+                )
+        params.validate_for(vocab_size)
+        if params.max_tokens == 0 and params.n > 1:
+            raise InvalidRequestError(
+                f"n={params.n} with max_tokens=0: there is nothing to choose; use n=1", param="n"
+            )
+        # A request that generates needs room for one token at least behind its prompt.
+        most = self.max_model_len - (0 if params.max_tokens == 0 else 1)
+        if length > most:
+            raise ContextLengthError(
+                f"the prompt has {length} tokens, and a request of this kind may have at most "
+                f"{most}: max_model_len is {self.max_model_len}, prompt and answer together "
+                "(the model's context or, where it is smaller, what the KV cache holds); "
+                "shorten the prompt, or raise max_model_len or kv_cache_memory",
+                param="prompt_token_ids",
+            )
+
+    def finish(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End one choice between two steps and take its blocks."""
+        self.scheduler.finish(request, reason)
+        self._draw_rows.pop(request, None)
+
+    def abort(self, request_id: str) -> None:
+        """End every choice of a request; an unknown or ended one is no error."""
+        for request in list(self.scheduler.requests()):
+            if request.request_id == request_id:
+                self.finish(request)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request has not ended."""
+        return self.scheduler.has_requests
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def step(self) -> list[Request]:
+        """Compute one step; return the requests that got a token or ended.
+
+        Each got one token at most. Choices that were just forked are among them.
+        """
+        output = self.scheduler.schedule()
+        if not output.num_scheduled_tokens:
+            assert not self.has_requests, "requests wait and none was scheduled"
+            return []
+        self.num_steps += 1
+        batch, rows = build_batch(output.num_scheduled_tokens, self.cache.block_size)
+        self.backend.copy_blocks(output.block_copies)
+        logits = self.backend.execute(batch)
+        touched = self.scheduler.update_from_output(output, self._sample(logits, rows))
+        for request in touched:
+            if request.is_finished:
+                self._draw_rows.pop(request, None)
+        return touched
+
+    def _sample(
+        self, logits: NDArray[np.float32], rows: list[LogitRows]
+    ) -> dict[Request, SampledTokens]:
+        """Score the prompts that ask for it, and draw every token that is due."""
+        results: dict[Request, SampledTokens] = {}
+        draws: list[SamplingRow] = []
+        owners: list[Request] = []
+        indices: list[int] = []
+        for row in rows:
+            request = row.request
+            error = _score_prompt(logits, row)
+            if error is None and row.sampled is None:
+                continue
+            results[request] = SampledTokens(error=error)
+            if error is None and request.params.max_tokens != 0:
+                assert row.sampled is not None
+                for draw in self._draws(request):
+                    draws.append(draw)
+                    owners.append(request)
+                    indices.append(row.sampled)
+        in_order = indices == list(range(len(logits)))  # as a rule; no copy then
+        drawn = self.sampler.sample(logits if in_order else logits[indices], draws)
+        for i, request in enumerate(owners):
+            result = results[request]
+            result.token_ids.append(drawn.token_ids[i])
+            result.logprobs.append(drawn.logprobs[i])
+            result.error = result.error or drawn.errors[i]
+        return results
+
+    def _draws(self, request: Request) -> list[SamplingRow]:
+        """Return what is drawn from the request's row: all its choices at first, then its own."""
+        row = self._draw_rows.get(request)
+        if row is None:
+            row = self._draw_rows[request] = SamplingRow(
+                params=request.params,
+                seed=request.seed,
+                choice=request.choice,
+                prompt_token_ids=request.prompt_token_ids,
+                output_token_ids=request.output_token_ids,
+                eos_token_ids=self.eos_token_ids,
+                bad_words_token_ids=request.bad_words_token_ids,
+            )
+        if request.choice or request.output_token_ids:
+            return [row]
+        return [row, *(replace(row, choice=choice) for choice in range(1, request.params.n))]
+
+
+def _score_prompt(logits: NDArray[np.float32], row: LogitRows) -> str | None:
+    """Append the logprobs of the prompt tokens that this step scored; return what went wrong."""
+    request = row.request
+    num_top = request.params.prompt_logprobs
+    if num_top is None or not request.skips_prefix_reads:
+        return None
+    if not request.prompt_logprobs:
+        request.prompt_logprobs.append(None)  # nothing predicts the first token
+    if row.scored:
+        targets = request.prompt_token_ids[row.first_target :][: len(row.scored)]
+        scored = logits[row.scored.start : row.scored.stop]
+        for entry in compute_logprobs(scored, targets, num_top):
+            if entry is None:
+                return "the logits of a prompt token contain NaN or infinity"
+            request.prompt_logprobs.append(entry)
+    return None
