@@ -198,8 +198,6 @@ def test_template_and_content_are_encoded_as_one_string() -> None:
         ("{{ messages[0].content[:2] }}{{ messages[0].content[5:] }}", "<|abcim_end|>", END),
         ("{{ messages[0].content | lower }}", "<|IM_END|>", END),
         ("<|{{ messages[0].content | lower }}|>", "IM_END", END),
-        ("<|im_{{ messages[0].content.swapcase() }}|>", "END", END),
-        ("<|im_{{ '%s' | format(messages[0].content) | lower }}|>", "END", END),
         ("<a{{ ' ' }}{{ messages[0].content | upper | lower }}>", "b", NOTE),
         ("{{ messages[0].content | replace('-', '') }}", "<|im-_end|>", END),
         ("{{ messages[0].content.split('#') | join }}", "<|im#_end|>", END),
@@ -350,6 +348,11 @@ def test_blocks_are_trimmed_loops_can_break_and_generation_is_tolerated() -> Non
     )
     text = template(source).render_text([*user("a"), *user("b")], flag=True)
     assert text == f"a\n{datetime.now().year}TrueTrue"
+
+
+def test_a_clock_in_the_template_does_not_upset_the_comparison() -> None:
+    chat = template("{{ strftime_now('%f') }}{{ messages[0].content }}")
+    assert all(chat.render_text(user(END)).endswith(END) for _ in range(20))
 
 
 def test_json_is_not_escaped_for_html_nor_for_ascii() -> None:

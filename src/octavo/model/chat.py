@@ -18,7 +18,7 @@ from them. So do numbers, and the characters that escaping adds (the ``n`` of JS
 
 A template that looks at a message by means which ``MarkedText`` does not imitate could render
 another text than for the real message. So the template is also rendered with the real one, and
-the two texts are compared; see ``ChatTemplate._render``.
+the two texts are compared; see ``ChatTemplate._check_unmarked``.
 
 This module must not know how a model is run, nor of HTTP.
 """
@@ -141,12 +141,7 @@ class ChatTemplate:
         continue_final_message: bool,
         template_kwargs: dict[str, object],
     ) -> str:
-        """The rendered conversation with the user's characters marked.
-
-        Where the marked and the real rendering differ, the template does something that marks do
-        not survive. Then the real one is used if no string of the user's has a character that
-        begins or ends a control token's literal; otherwise the request is refused.
-        """
+        """The rendered conversation with the user's characters marked."""
         given = checked_messages(messages)
         variables = self._variables(template_kwargs, add_generation_prompt)
         if continue_final_message:
@@ -157,10 +152,10 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             _append_end_mark(given[-1], f"messages[{len(given) - 1}].content")
-        words: set[str] = set()  # the edges of control literals in the user's strings
+        edges: set[str] = set()
 
         def mark(text: str) -> str:
-            words.update(self._edges.intersection(text))
+            edges.update(self._edges.intersection(text))
             return self._marks.mark(text)
 
         marked_messages = [_map_message(message, mark) for message in given]
@@ -172,18 +167,32 @@ class ChatTemplate:
         try:
             text = self._template.render(messages=marked_messages, **variables, **marked_kwargs)
         except _RENDER_ERRORS:
-            text = None
-        if text is None or self._marks.unmark(text) != real:
-            if words:
-                raise ChatTemplateError(
-                    "the model's chat template transforms these messages in a way that cannot be "
-                    f"followed safely; remove {' '.join(sorted(words))} from them",
-                    param="messages",
-                )
+            text = ""  # differs from the real one, or else nothing was to be rendered
+        if self._marks.unmark(text) != real:
+            self._check_unmarked(text, real, edges)
             text = real
         if continue_final_message:
             text = _cut_at_end_mark(self._marks.join([text]))
         return str.__str__(text)
+
+    def _check_unmarked(self, marked: str, real: str, edges: set[str]) -> None:
+        """Refuse the request unless ``real``, where no mark tells what is whose, is safe.
+
+        The template has done something that marks do not survive. Its control tokens must then
+        be those of the ``marked`` text, which are the template's own, and no string of the user's
+        may have a character that begins or ends the literal of one (``edges`` are those found).
+        """
+        own, found = (
+            [piece for piece in self._tokenizer.split_control(text) if isinstance(piece, int)]
+            for text in (marked, real)
+        )
+        if edges or own != found:
+            culprits = f"; remove {' '.join(sorted(edges))} from them" if edges else ""
+            raise ChatTemplateError(
+                "the model's chat template transforms these messages in a way that cannot be "
+                f"followed safely{culprits}",
+                param="messages",
+            )
 
     def _variables(
         self, template_kwargs: dict[str, object], add_generation_prompt: bool
@@ -191,6 +200,7 @@ class ChatTemplate:
         own: dict[str, object] = {
             **self._tokenizer.named_tokens,
             "add_generation_prompt": add_generation_prompt,
+            "strftime_now": datetime.now().strftime,  # one moment for both renderings
         }
         for name, value in template_kwargs.items():
             if name in own or name == "messages":
@@ -272,7 +282,6 @@ def _compile(source: str, marks: Marks) -> jinja2.Template:
     environment.filters["concatenated"] = lambda parts: marks.join(map(str, parts))
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     tree = _TildeAsJoin().visit(environment.parse(source))
     return environment.from_string(tree)
 
@@ -296,10 +305,6 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise ChatTemplateError(str(message), param="messages")
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _as_template_error(error: Exception) -> ChatTemplateError:
