@@ -175,11 +175,9 @@ class ResolvedConfig:
 
 def parse_bytes(value: int | str, param: str) -> int:
     """Return a size in bytes from ``2GiB``, ``500MB``, ``1.5g`` or a plain number of bytes."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", str(value).lower())
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([kmg]i?)?b?\s*", str(value).lower())
     size = 0 if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
-    if size < 1:
+    if isinstance(value, bool) or not 1 <= size < 1 << 63:
         raise _refused(param, value, "a size such as 2GiB, 500MB or a number of bytes")
     return size
 
@@ -200,7 +198,7 @@ def _check_int(name: str, value: object, low: int) -> None:
 
 
 def _check_choice(name: str, value: object, known: Any) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise _refused(name, value, f"one of {', '.join(known)}")
 
 

@@ -57,20 +57,23 @@ class BlockPool:
         for block_id in block_ids:
             counts[block_id] += 1
 
-    def release(self, block_id: int) -> bool:
-        """Give back one reference; return whether it was the last.
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        """Give back one reference to each of ``block_ids``; return how many each has left.
 
         A block whose last reference goes is idle: the caller either keeps its content or frees it.
         """
-        count = self.ref_counts[block_id] - 1
-        assert count >= 0, f"block {block_id} was released more often than referenced"
-        self.ref_counts[block_id] = count
-        return count == 0
+        counts = self.ref_counts
+        left = []
+        for block_id in block_ids:
+            count = counts[block_id] - 1
+            assert count >= 0, f"block {block_id} was released more often than referenced"
+            counts[block_id] = count
+            left.append(count)
+        return left
 
-    def free(self, block_id: int) -> None:
-        """Put an idle block on the free list: its content is given up."""
-        assert self.ref_counts[block_id] == 0, f"block {block_id} is referenced"
-        self._free.append(block_id)
+    def free(self, block_ids: Iterable[int]) -> None:
+        """Put idle blocks on the free list, the last on top: their content is given up."""
+        self._free.extend(block_ids)
 
     def check_invariants(self, *, idle: int) -> None:
         """Raise `InvariantError` unless free + referenced + ``idle`` blocks make the pool."""

@@ -12,7 +12,9 @@ names them. The rest goes straight to the free list and never enters the policy'
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from octavo.cache.block_pool import BlockPool
@@ -73,7 +75,8 @@ class KVCacheManager:
         self.stats = CacheStats()
         self._model = model
         self._roots: dict[str, bytes] = {}
-        self._in_flight: dict[Hashable, Request] = {}
+        self._in_flight: set[Hashable] = set()
+        self._buried: list[int] = []
         self._block_copies: list[tuple[int, int]] = []
 
     # -- what there is ------------------------------------------------------------------------
@@ -87,6 +90,17 @@ class KVCacheManager:
         """Return how many of the matched blocks nobody holds: they count as available too."""
         counts = self.pool.ref_counts
         return sum(1 for node in match.nodes if counts[node.block_id] == 0)
+
+    def num_freed_by(self, requests: Sequence[Request], match: PrefixMatch) -> int:
+        """Return how many blocks become available if ``requests`` let go of theirs.
+
+        Blocks of ``match`` are not counted: whoever is admitted with it needs them.
+        """
+        held = Counter(chain.from_iterable(request.block_table for request in requests))
+        for node in match.nodes:
+            held.pop(node.block_id, None)
+        counts = self.pool.ref_counts
+        return sum(1 for block_id, count in held.items() if counts[block_id] == count)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens`` tokens."""
@@ -139,7 +153,8 @@ class KVCacheManager:
         if match is not None:
             self._admit(request, match)
         if shortage > 0:
-            self._evict(shortage, request, num_held)
+            keys = request.block_keys
+            self._evict(shortage, keys[num_held] if num_held < len(keys) else None)
         if num_needed > 0:
             fresh = self.pool.allocate(num_needed)
             if copied is not None:
@@ -158,42 +173,36 @@ class KVCacheManager:
         self._extend_keys(request, request.num_computed_tokens)
         keys, table = request.block_keys, request.block_table
         parent = self.tree.get(keys[first - 1]) if first else None
-        run: list[Hashable] = []
-        run_parent = keys[first - 1] if first else None
+        self._in_flight.difference_update(keys[first:stop])
+        # What another request published meanwhile comes first: nothing hangs below a missing key.
         for i in range(first, stop):
-            key = keys[i]
-            node = self.tree.get(key)
+            node = self.tree.get(keys[i])
             if node is None:
-                node = self.tree.insert(key, table[i], parent)
-                run.append(key)
-            else:  # another request computed the same: hold its block, give up the copy
-                if run:
-                    self.policy.on_insert(run, run_parent)
-                    run = []
-                run_parent = key
-                self._adopt(request, i, node)
-            self._land(key, request)
+                run = keys[i:stop]
+                self.tree.insert(run, table[i:stop], parent)
+                self.policy.on_insert(run, None if parent is None else parent.key)
+                break
+            self._adopt(request, i, node)
             parent = node
-        if run:
-            self.policy.on_insert(run, run_parent)
         request.num_published_blocks = stop
 
     def free(self, request: Request) -> None:
         """Take everything from ``request``: it is preempted, or it has ended."""
         keys, table = request.block_keys, request.block_table
         published = request.num_published_blocks
-        release = self.pool.release
-        for block_id in reversed(table[published:]):
-            if release(block_id):
-                self.pool.free(block_id)
-        idle = [keys[i] for i in range(published - 1, -1, -1) if release(table[i])]
+        block_ids = table[::-1]  # tail first
+        left = self.pool.release(block_ids)
+        num_own = len(table) - published
+        own = zip(block_ids[:num_own], left, strict=False)
+        self.pool.free(block_id for block_id, count in own if not count)
+        shared = zip(reversed(keys[:published]), left[num_own:], strict=True)
+        idle = [key for key, count in shared if not count]
         if idle:
             self.policy.on_evictable(idle)
+        self._in_flight.difference_update(keys[published : request.num_awaited_blocks])
         if request.num_missed_blocks > published:
-            missed = keys[published : request.num_missed_blocks]
-            for key in missed:
-                self._land(key, request)
-            self.policy.on_remove(missed)
+            self.policy.on_remove(keys[published : request.num_missed_blocks])
+        request.num_awaited_blocks = 0
         request.num_missed_blocks = 0
         request.num_published_blocks = 0
         request.blocked_on = None
@@ -205,7 +214,6 @@ class KVCacheManager:
         self.pool.share(parent.block_table)
         child.block_table = list(parent.block_table)
         child.num_published_blocks = parent.num_published_blocks
-        child.num_missed_blocks = parent.num_published_blocks
 
     def take_block_copies(self) -> list[tuple[int, int]]:
         """Return, and forget, the (source, target) copies due before the next forward pass."""
@@ -214,9 +222,7 @@ class KVCacheManager:
 
     def clear(self) -> None:
         """Forget every cached block that no request holds."""
-        count = self.policy.num_evictable
-        if self.policy.evict(count) is None:
-            raise InvariantError(f"the policy cannot evict the {count} blocks that it counts")
+        self._evict(self.policy.num_evictable, None)
 
     # -- what a policy may ask (CacheOwner) ---------------------------------------------------
 
@@ -228,8 +234,7 @@ class KVCacheManager:
         """Give up the block of ``key``; return its parent's key if that lost its last child and
         is held by nobody."""
         node = self.tree.remove(key)
-        self.pool.free(node.block_id)
-        self.stats.evictions += 1
+        self._buried.append(node.block_id)
         parent = node.parent
         if parent is None or parent.num_children or self.pool.ref_counts[parent.block_id]:
             return None
@@ -299,7 +304,7 @@ class KVCacheManager:
     def _copy_on_write(self, request: Request, index: int, target: int) -> None:
         source = request.block_table[index]
         self._block_copies.append((source, target))
-        self.pool.release(source)
+        self.pool.release((source,))
         request.block_table[index] = target
 
     def _admit(self, request: Request, match: PrefixMatch) -> None:
@@ -320,31 +325,26 @@ class KVCacheManager:
         if nodes:
             self.policy.on_hit(keys[:num_matched], promote=first_time)
         missed = keys[num_matched:]
-        request.num_missed_blocks = num_matched
         if missed and not request.skips_prefix_reads:
+            self._in_flight.update(missed)
+            request.num_awaited_blocks = len(keys)
             if first_time:
                 self.policy.on_miss(missed)
-            request.num_missed_blocks = len(keys)
-            for key in missed:
-                self._in_flight.setdefault(key, request)
+                request.num_missed_blocks = len(keys)
 
-    def _land(self, key: Hashable, request: Request) -> None:
-        """``request`` no longer computes the block of ``key``."""
-        if self._in_flight.get(key) is request:
-            del self._in_flight[key]
-
-    def _evict(self, count: int, request: Request, num_held: int) -> None:
-        keys: Sequence[Hashable] = request.block_keys
-        incoming = keys[num_held] if num_held < len(keys) else None
+    def _evict(self, count: int, incoming: Hashable | None) -> None:
         if self.policy.evict(count, incoming) is None:
             raise InvariantError(f"the policy cannot evict {count} blocks that it counted")
+        self.pool.free(self._buried)
+        self._buried.clear()
+        self.stats.evictions += count
 
     def _adopt(self, request: Request, index: int, node: Node) -> None:
         """Hold the tree's block in place of the request's own copy, and free the copy."""
         self.pool.share((node.block_id,))
         self.policy.on_hit((node.key,), promote=False)
         copy = request.block_table[index]
-        last = self.pool.release(copy)
-        assert last, "a copy that is about to be published has one holder"
-        self.pool.free(copy)
+        left = self.pool.release((copy,))
+        assert left == [0], "a copy that is about to be published has one holder"
+        self.pool.free((copy,))
         request.block_table[index] = node.block_id

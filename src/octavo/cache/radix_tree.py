@@ -61,21 +61,26 @@ class RadixTree:
             nodes.append(node)
         return nodes
 
-    def insert(self, key: Hashable, block_id: int, parent: Node | None) -> Node:
-        """Add the block ``block_id`` behind ``parent`` (None: at the start of a prompt)."""
-        assert key not in self._nodes, "the key is in the tree already"
-        node = Node(key, block_id, parent)
-        self._nodes[key] = node
-        if parent is not None:
-            parent.num_children += 1
-        return node
+    def insert(
+        self, keys: Sequence[Hashable], block_ids: Sequence[int], parent: Node | None
+    ) -> None:
+        """Add a run of blocks, each behind the one before it, the first behind ``parent``.
+
+        None of ``keys`` is in the tree; ``parent`` None is the start of a prompt.
+        """
+        nodes = self._nodes
+        for key, block_id in zip(keys, block_ids, strict=True):
+            node = Node(key, block_id, parent)
+            nodes[key] = node
+            if parent is not None:
+                parent.num_children += 1
+            parent = node
 
     def remove(self, key: Hashable) -> Node:
         """Take a leaf out and return it."""
-        node = self._nodes[key]
+        node = self._nodes.pop(key)
         if node.num_children:
-            raise InvariantError(f"a block with {node.num_children} children was to be removed")
-        del self._nodes[key]
+            raise InvariantError(f"a block with {node.num_children} children was removed")
         parent = node.parent
         if parent is not None:
             parent.num_children -= 1

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from octavo.engine.batch import build_batch
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.scheduler import SampledTokens, Scheduler
@@ -16,7 +18,6 @@ from octavo.sampling.rng import derive_seed
 from octavo.sampling.sampler import Sampler, SamplingRow, compute_logprobs
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo.backends.base import Backend
@@ -172,11 +173,10 @@ class EngineCore:
         for row in rows:
             request = row.request
             error = _score_prompt(logits, row)
-            if error is None and row.sampled is None:
-                continue
-            results[request] = SampledTokens(error=error)
-            if error is None and request.params.max_tokens != 0:
-                assert row.sampled is not None
+            if error is not None:
+                results[request] = SampledTokens(error=error, is_tainted=True)
+            elif row.sampled is not None:
+                results[request] = SampledTokens()
                 for draw in self._draws(request):
                     draws.append(draw)
                     owners.append(request)
@@ -187,11 +187,15 @@ class EngineCore:
             result = results[request]
             result.token_ids.append(drawn.token_ids[i])
             result.logprobs.append(drawn.logprobs[i])
-            result.error = result.error or drawn.errors[i]
+            if drawn.errors[i] is not None:
+                result.error = drawn.errors[i]
+                result.is_tainted = not np.isfinite(logits[indices[i]].max())
         return results
 
     def _draws(self, request: Request) -> list[SamplingRow]:
         """Return what is drawn from the request's row: all its choices at first, then its own."""
+        if request.params.max_tokens == 0:
+            return []
         row = self._draw_rows.get(request)
         if row is None:
             row = self._draw_rows[request] = SamplingRow(

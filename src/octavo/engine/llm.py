@@ -10,8 +10,8 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import build_engine
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "str | Mapping[str, Any]"
 Message: TypeAlias = "Mapping[str, Any]"
+Tag = TypeVar("Tag")
 
 
 class LLM:
@@ -75,13 +76,39 @@ class LLM:
         try:
             for prompt, param, value in zip(listed, params, priorities, strict=True):
                 followed.append(self._add(prompt, param, value))
-            for output, _, _ in self._steps():
-                if output.finished and on_output is not None:
+            for output in self._as_finished(followed):
+                if on_output is not None:
                     on_output(output)
         except BaseException:  # whatever it was, the engine must be empty for the next call
             self._drop(followed)
             raise
         return followed
+
+    def generate_each(
+        self, requests: Iterable[tuple[Tag, Prompt, SamplingParams, int]]
+    ) -> Iterator[tuple[Tag, RequestOutput]]:
+        """Complete (tag, prompt, sampling_params, priority) requests, however many there are.
+
+        Yields each one's tag, whatever the caller put there, with its output once that is finished.
+        Requests are read as there is room, a few waiting for every one that may run. Leaving the
+        loop aborts what runs.
+        """
+        window = 4 * self.config.max_num_seqs
+        queue = iter(requests)
+        running: list[tuple[Tag, RequestOutput]] = []
+        try:
+            while True:
+                while len(running) < window and (entry := next(queue, None)) is not None:
+                    tag, prompt, params, priority = entry
+                    running.append((tag, self._add(prompt, params, priority)))
+                if not running:
+                    return
+                self._step()
+                finished = [pair for pair in running if pair[1].finished]
+                running = [pair for pair in running if not pair[1].finished]
+                yield from finished
+        finally:
+            self._drop([output for _, output in running])
 
     def chat(
         self,
@@ -116,21 +143,27 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[tuple[str, RequestOutput]]:
-        """Complete one prompt; yield each piece of choice 0's text as it comes.
+        """Complete one prompt; yield after every step choice 0's new text, which may be empty.
 
         With every piece comes the output, which grows. Leaving the loop aborts the request.
         """
         output = self._add(prompt, sampling_params or SamplingParams(), 0)
+        choice = output.outputs[0]
+        num_shown = 0
         try:
-            for _, index, text in self._steps():
-                if index == 0:
-                    yield text, output
+            while not output.finished:
+                self._step()
+                text, num_shown = choice.text[num_shown:], len(choice.text)
+                yield text, output
+            if num_shown < len(choice.text):  # another call's step ended it
+                yield choice.text[num_shown:], output
         finally:
             self._drop([output])
 
     def check(self, prompt: Prompt, sampling_params: SamplingParams) -> None:
         """Raise `InvalidRequestError` if `generate` would refuse the prompt; compute nothing."""
         _, ids, _ = self._read_prompt(prompt)
+        self._bad_words(sampling_params)
         self.core.check(ids, sampling_params)
 
     def chat_prompt(
@@ -148,17 +181,35 @@ class LLM:
                 f"{self.model.path.name} has no chat template; give a plain prompt instead",
                 param="messages",
             )
+        more = dict(chat_template_kwargs or {})
+        for name in ("self", "messages", "add_generation_prompt", "continue_final_message"):
+            if name in more:
+                raise InvalidRequestError(
+                    f"chat_template_kwargs holds {name!r}, which is not the template's to take; "
+                    "give it as an argument of its own",
+                    param="chat_template_kwargs",
+                )
         ids = template.render_ids(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **(chat_template_kwargs or {}),
+            **more,
         )
         return {"prompt_token_ids": ids}
 
     # -- details ----------------------------------------------------------------------------------
 
     def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params holds {params!r:.80}; give SamplingParams",
+                param="sampling_params",
+            )
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidRequestError(
+                f"priority holds {priority!r:.80}; give whole numbers, the lower the sooner",
+                param="priority",
+            )
         text, ids, salt = self._read_prompt(prompt)
         request = self.core.add_request(
             str(self._num_requests),
@@ -171,9 +222,18 @@ class LLM:
         self._num_requests += 1
         return self._processor.add(request, text)
 
-    def _steps(self) -> Iterator[tuple[RequestOutput, int, str]]:
-        while self.core.has_requests:
-            yield from self._processor.process(self.core.step())
+    def _step(self) -> None:
+        """Compute one step for whatever requests there are; their outputs grow."""
+        assert self.core.has_requests, "waiting for requests that the engine does not have"
+        self._processor.process(self.core.step())
+
+    def _as_finished(self, outputs: Sequence[RequestOutput]) -> Iterator[RequestOutput]:
+        """Work until all ``outputs`` are finished; yield each as soon as it is."""
+        while outputs:
+            yield from (output for output in outputs if output.finished)
+            outputs = [output for output in outputs if not output.finished]
+            if outputs:
+                self._step()
 
     def _drop(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:

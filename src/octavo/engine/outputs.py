@@ -116,9 +116,8 @@ class OutputProcessor:
         self._outputs[request.request_id] = output
         return output
 
-    def process(self, touched: Iterable[Request]) -> list[tuple[RequestOutput, int, str]]:
-        """Take in what a step brought; return (output, choice, new text) for each choice."""
-        news = []
+    def process(self, touched: Iterable[Request]) -> None:
+        """Take in what a step brought: the outputs of the requests concerned grow."""
         for request in touched:
             output = self._outputs.get(request.request_id)
             if output is None:
@@ -127,14 +126,14 @@ class OutputProcessor:
             if choice.output.finished:
                 continue
             self._take_request(output, request)
-            text = self._take_tokens(choice, request)
-            choice.output.text += text
-            news.append((output, request.choice, text))
+            choice.output.text += self._take_tokens(choice, request)
             if choice.output.finished:
                 del self._choices[request.request_id, request.choice]
-                if output.finished:
-                    del self._outputs[request.request_id]
-        return news
+                if not request.output_token_ids:  # it ended before the other choices began
+                    for other in output.outputs:
+                        other.finish_reason = choice.output.finish_reason
+            if output.finished:
+                del self._outputs[request.request_id]
 
     def discard(self, request_id: str) -> None:
         """Stop following a request."""

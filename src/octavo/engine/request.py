@@ -52,6 +52,7 @@ class Request:
         "choice",
         "error",
         "finish_reason",
+        "num_awaited_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_lost_tokens",
@@ -122,8 +123,10 @@ class Request:
         """The chained keys of the full blocks known so far."""
         self.num_published_blocks = 0
         """How many leading blocks of the table are in the prefix tree."""
+        self.num_awaited_blocks = 0
+        """Up to which key others may wait for what this request is computing."""
         self.num_missed_blocks = 0
-        """How many leading keys the policy has been told of (as a hit or as a miss)."""
+        """Up to which key the policy was told that the block is missing, and will come."""
         self.blocked_on: Hashable | None = None
         """The key, computed by another request just now, for which this one was passed over."""
 

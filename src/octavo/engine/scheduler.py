@@ -45,6 +45,8 @@ class SampledTokens:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     error: str | None = None
+    is_tainted: bool = False
+    """With an error: the arithmetic is at fault, so that what was computed must not be shared."""
 
 
 class Scheduler:
@@ -129,7 +131,7 @@ class Scheduler:
             request.num_computed_tokens += count
             result = sampled.get(request)
             if result is not None and result.error is not None:
-                self._fail(request, result.error)
+                self._fail(request, result.error, result.is_tainted)
                 touched.append(request)
                 continue
             self.cache.publish(request)
@@ -181,27 +183,70 @@ class Scheduler:
     # -- the waiting ------------------------------------------------------------------------------
 
     def _admit_waiting(self, scheduled: dict[Request, int]) -> None:
-        """Admit requests in order while seats, budget and blocks last."""
+        """Admit requests in order while seats, budget and blocks last.
+
+        A request of strictly higher priority takes the room of running ones, the last in order
+        first, if that makes room enough; nobody behind those it displaced is admitted then.
+        """
+        first_displaced: Request | None = None
         for request in list(self.waiting):
+            if first_displaced is not None and first_displaced.order < request.order:
+                return
             if self.cache.is_blocked(request):
                 continue
             match = self.cache.match_prefix(request)
             request.blocked_on = self.cache.awaited_key(request, match)
             if request.blocked_on is not None:
                 continue  # what it lacks is being computed: in a later step it will be a hit
-            while not self._try_admit(request, match, scheduled):
-                if not self._displace_for(request, scheduled):
-                    return
+            victims = self._make_room(request, match, scheduled)
+            if victims is None:
+                return
+            for victim in victims:
+                scheduled.pop(victim, None)
+                self._preempt(victim)
+                first_displaced = victim
+            self._admit(request, match, scheduled)
 
-    def _try_admit(
+    def _make_room(
         self, request: Request, match: PrefixMatch, scheduled: dict[Request, int]
-    ) -> bool:
+    ) -> list[Request] | None:
+        """Return who must go, the last in order first, for ``request`` to be admitted; most often
+        nobody. None if it cannot be admitted whoever may be displaced for it.
+
+        All tokens of a request must fit beside what the running ones will soon need: admitted by
+        its first chunk alone it would be preempted before it has done anything. So preemptions
+        are bounded: between two of one request, every running one fills a block.
+        """
+        cache = self.cache
+        seats = self.max_num_seqs - len(self.running)
         budget = self.max_num_batched_tokens - sum(scheduled.values())
-        if budget <= 0 or len(self.running) >= self.max_num_seqs:
-            return False
+        room = cache.num_available_blocks - cache.num_idle(match)
+        room -= cache.num_blocks_for(request.num_tokens) - len(match.nodes)
+        room -= sum(map(self._claim, self.running))
+        victims: list[Request] = []
+        while seats <= 0 or budget <= 0 or room < 0:
+            if len(victims) == len(self.running):
+                return None
+            victim = self.running[-1 - len(victims)]
+            if victim.priority <= request.priority:
+                return None
+            victims.append(victim)
+            seats += 1
+            budget += scheduled.get(victim, 0)
+            room += self._claim(victim)
+            room += cache.num_freed_by(victims, match) - cache.num_freed_by(victims[:-1], match)
+        return victims
+
+    def _claim(self, request: Request) -> int:
+        """Return how many blocks more a running request will soon need: for a block of tokens."""
+        end = min(request.num_tokens + self.cache.block_size, self._last_length(request))
+        return max(0, self.cache.num_blocks_for(end) - len(request.block_table))
+
+    def _admit(self, request: Request, match: PrefixMatch, scheduled: dict[Request, int]) -> None:
+        budget = self.max_num_batched_tokens - sum(scheduled.values())
         count = min(request.num_tokens - match.num_tokens, budget, _limit(request))
-        if not self._has_room(request, match) or not self.cache.allocate(request, count, match):
-            return False
+        has_blocks = self.cache.allocate(request, count, match)
+        assert has_blocks, "room was made for all its tokens"
         self.waiting.remove(request)
         if request.status is RequestStatus.PREEMPTED:
             lost = max(0, request.num_lost_tokens - match.num_tokens)
@@ -210,30 +255,6 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         _insert(self.running, request)
         scheduled[request] = count
-        return True
-
-    def _has_room(self, request: Request, match: PrefixMatch) -> bool:
-        """Return whether all tokens of ``request`` fit beside what the running will soon need.
-
-        An admission by its first chunk alone would be preempted before it has done anything; this
-        bounds preemptions: between two of one request, every running one fills a block.
-        """
-        cache = self.cache
-        claimed = 0
-        for other in self.running:
-            end = min(other.num_tokens + cache.block_size, self._last_length(other))
-            claimed += max(0, cache.num_blocks_for(end) - len(other.block_table))
-        needed = cache.num_blocks_for(request.num_tokens) - len(match.nodes)
-        return needed + claimed <= cache.num_available_blocks - cache.num_idle(match)
-
-    def _displace_for(self, request: Request, scheduled: dict[Request, int]) -> bool:
-        """Preempt the last running request if ``request`` goes strictly before it by priority."""
-        if not self.running or self.running[-1].priority <= request.priority:
-            return False
-        victim = self.running[-1]
-        scheduled.pop(victim, None)
-        self._preempt(victim)
-        return True
 
     # -- the end and the beginning of choices -----------------------------------------------------
 
@@ -269,11 +290,12 @@ class Scheduler:
         elif request.num_tokens >= self._last_length(request):
             self.finish(request, FinishReason.LENGTH)
 
-    def _fail(self, request: Request, error: str) -> None:
-        """End ``request`` with an error; what it computed may be at fault, so none is kept."""
+    def _fail(self, request: Request, error: str, is_tainted: bool) -> None:
+        """End ``request`` with an error; drop what is cached if that may be at fault too."""
         request.error = error
         self.finish(request, FinishReason.ERROR)
-        self.cache.clear()
+        if is_tainted:
+            self.cache.clear()
 
 
 def _limit(request: Request) -> int:

@@ -1,0 +1,123 @@
+"""`octavo demo`: a few requests in one small cache, a line a step, so that one sees it work."""
+
+import json
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from octavo.cli.options import engine_options
+from octavo.cli.terminal import harmless, open_llm
+
+if TYPE_CHECKING:
+    from octavo.engine.core import EngineCore
+    from octavo.engine.request import Request
+
+_PROMPTS = ("hello world", "hello there", "goodbye")
+
+
+class ManyValuesCommand(TyperCommand):
+    """A command whose --prompts takes every value that follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat --prompts before each of its values, which is what the parser knows."""
+        spread: list[str] = []
+        in_prompts = first = False
+        for arg in args:
+            if arg.startswith("-"):
+                in_prompts = first = arg == "--prompts"
+            elif in_prompts and not first:
+                spread.append("--prompts")
+            else:
+                first = False
+            spread.append(arg)
+        rest: list[str] = super().parse_args(ctx, spread)
+        return rest
+
+
+@engine_options(num_kv_blocks=64)
+def demo(
+    *,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompts", metavar="TEXT...", help="One or more prompts."),
+    ] = None,
+    max_new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 16,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line instead.")
+    ] = False,
+    engine: dict[str, Any],
+) -> None:
+    """Answer some prompts together, greedily, and print a line a step.
+
+    running and waiting: the ids of the requests computed in this step, and of those that are not.
+    shared_blocks: full blocks of the KV cache that two or more requests have used so far, each
+    computed once. free_blocks: blocks that neither a request holds nor the cache keeps, after the
+    step. evictions: cached blocks given up so far.
+    """
+    from octavo import LLM, SamplingParams
+
+    texts = prompts or list(_PROMPTS)
+    params = SamplingParams(max_tokens=max_new, temperature=0)
+    # The pool is small on purpose: that it shortens the context is news only to who asked for one.
+    llm = open_llm(LLM, engine, warn=engine["max_model_len"] is not None)
+    requests = []
+    for i, text in enumerate(texts):
+        prompt = llm.chat_prompt([{"role": "user", "content": text}])
+        requests.append(llm.core.add_request(str(i), prompt["prompt_token_ids"], params))
+    users: dict[Hashable, set[str]] = {}
+    while llm.core.has_requests:
+        finished = [request for request in llm.core.step() if request.is_finished]
+        _count_users(users, requests, llm.core.cache.block_size)
+        print(_step_line(llm.core, finished, users, as_json), flush=True)
+    for text, request in zip(texts, requests, strict=True):
+        answer = llm.tokenizer.decode(request.output_token_ids)
+        print(_answer_line(request, text, answer, as_json))
+
+
+def _count_users(
+    users: dict[Hashable, set[str]], requests: Iterable["Request"], block_size: int
+) -> None:
+    """Note who has used which full block. The key, not the id: a block id is used again."""
+    for request in requests:
+        for key in request.block_keys[: request.num_computed_tokens // block_size]:
+            users.setdefault(key, set()).add(request.request_id)
+
+
+def _step_line(
+    core: "EngineCore",
+    finished: list["Request"],
+    users: dict[Hashable, set[str]],
+    as_json: bool,
+) -> str:
+    """Return the line of a step that has just been computed, ending the ``finished``."""
+    scheduler = core.scheduler
+    computed = sorted([*scheduler.running, *finished], key=lambda request: request.order)
+    line = {
+        "step": core.num_steps,
+        "running": [int(request.request_id) for request in computed],
+        "waiting": [int(request.request_id) for request in scheduler.waiting],
+        "shared_blocks": sum(len(ids) > 1 for ids in users.values()),
+        "free_blocks": core.cache.pool.num_free,
+        "evictions": core.cache.stats.evictions,
+    }
+    if as_json:
+        return json.dumps(line)
+    return " ".join(f"{name}={value}" for name, value in line.items())
+
+
+def _answer_line(request: "Request", prompt: str, answer: str, as_json: bool) -> str:
+    if not as_json:
+        return harmless(f"[{request.request_id}] {prompt!r} -> {answer!r}")
+    return json.dumps(
+        {
+            "request": int(request.request_id),
+            "prompt": prompt,
+            "num_prompt_tokens": request.num_prompt_tokens,
+            "num_cached_tokens": request.num_cached_tokens,
+            "token_ids": request.output_token_ids,
+            "text": answer,
+            "finish_reason": request.finish_reason and request.finish_reason.value,
+        }
+    )

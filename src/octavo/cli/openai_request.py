@@ -1,0 +1,214 @@
+"""From the body of an OpenAI request to prompts and sampling parameters.
+
+OpenAI's fields where the engine has them, vLLM's extras by their own names. A field that would
+change the answer and is not honoured is refused by name; one that would not is accepted. Null
+means the default. Knows no file and no transport.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import InvalidRequestError
+from octavo.model.tokenizer import check_utf8
+from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.llm import LLM
+
+_NEVER: tuple[Any, ...] = ()
+
+# Field to the values under which it asks for nothing.
+_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": _NEVER,
+    "prediction": _NEVER,
+    "reasoning_effort": _NEVER,
+    "verbosity": ("medium",),
+    "web_search_options": _NEVER,
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "structured_outputs": _NEVER,
+    "guided_json": _NEVER,
+    "guided_regex": _NEVER,
+    "guided_choice": _NEVER,
+    "guided_grammar": _NEVER,
+    "chat_template": _NEVER,
+    "documents": ([],),
+    "truncate_prompt_tokens": _NEVER,
+    "logits_processors": ([],),
+    "prompt_embeds": _NEVER,
+}
+# Where the two have other forms, or the answer another default.
+_TRANSLATED = {"max_tokens", "logprobs"}
+_AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
+_DEFAULT_COMPLETION_TOKENS = 16
+# What the template is given by other ways.
+_TEMPLATE_ARGUMENTS = frozenset(
+    {"self", "messages", "add_generation_prompt", "continue_final_message"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    """What a body asks for."""
+
+    prompts: list[dict[str, Any]]
+    """As `LLM.generate` takes them; each gives ``params.n`` choices."""
+    params: SamplingParams
+    priority: int = 0
+
+
+def parse_body(body: object, llm: LLM, *, chat: bool, seed: int) -> ParsedBody:
+    """Read the body of a chat completion or of a completion.
+
+    ``seed`` is for a body without one. Raises `InvalidRequestError` for what cannot be served, by
+    the name of the field; nothing has entered the engine.
+    """
+    if not isinstance(body, Mapping):
+        raise InvalidRequestError("body must be an object", param="body")
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, harmless in _NOT_HONOURED.items():
+        if name in given and given[name] not in harmless:
+            raise InvalidRequestError(
+                f"{name}={_short(given[name])} is not supported; leave it out", param=name
+            )
+    _check_model(given.get("model"), llm)
+    options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
+    options.setdefault("seed", seed)
+    options["max_tokens"] = _max_tokens(given, chat=chat)
+    options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
+    params = SamplingParams(**options)
+    for word in params.bad_words or ():
+        check_utf8(word, param="bad_words")
+    prompts = [_chat_prompt(given, llm)] if chat else _completion_prompts(given, llm)
+    if "cache_salt" in given:
+        prompts = [{**prompt, "cache_salt": given["cache_salt"]} for prompt in prompts]
+    for prompt in prompts:
+        llm.check(prompt, params)
+    priority = given.get("priority", 0)
+    if type(priority) is not int:
+        raise InvalidRequestError(
+            f"priority={_short(priority)} must be a whole number", param="priority"
+        )
+    return ParsedBody(prompts, params, priority)
+
+
+def model_names(llm: LLM) -> list[str]:
+    """Return the names that mean the model of ``llm``; the first is the one it was opened by."""
+    from octavo.model.store import KNOWN_MODELS
+
+    path = llm.model.path
+    names = [llm.config.model, path.name, path.stem]
+    names += [model.name for model in KNOWN_MODELS.values() if model.file_name == path.name]
+    return list(dict.fromkeys(names))
+
+
+def _check_model(name: object, llm: LLM) -> None:
+    names = model_names(llm)
+    if name is not None and name not in names:
+        raise InvalidRequestError(
+            f"model={_short(name)} is not the model that answers here, which is {names[0]}; "
+            "name that one, or leave the field out",
+            param="model",
+        )
+
+
+def _max_tokens(given: Mapping[str, Any], *, chat: bool) -> Any:
+    """Return the most tokens to generate, None for the rest of the context."""
+    asked = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
+    if len(asked) == 2 and asked[0] != asked[1]:
+        raise InvalidRequestError(
+            f"max_tokens={_short(asked[0])} and max_completion_tokens={_short(asked[1])} mean the "
+            "same; give one of them",
+            param="max_completion_tokens",
+        )
+    if asked:
+        return asked[0]
+    return None if chat else _DEFAULT_COMPLETION_TOKENS
+
+
+def _chat_logprobs(given: Mapping[str, Any]) -> Any:
+    """Return how many of the likeliest tokens to tell, None for no logprobs at all."""
+    wanted = given.get("logprobs", False)
+    if not isinstance(wanted, bool):
+        raise InvalidRequestError(
+            f"logprobs={_short(wanted)} must be true or false; top_logprobs says how many",
+            param="logprobs",
+        )
+    count = given.get("top_logprobs")
+    if not wanted:
+        if count is not None:
+            raise InvalidRequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+        return None
+    if count is None:
+        return 0
+    if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"top_logprobs={_short(count)} must be a whole number from 0 to {MAX_LOGPROBS}",
+            param="top_logprobs",
+        )
+    return count
+
+
+def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> dict[str, Any]:
+    """Render the messages by the model's chat template."""
+    if "messages" not in given:
+        raise InvalidRequestError("messages is missing", param="messages")
+    continues = _bool(given, "continue_final_message", False)
+    kwargs = given.get("chat_template_kwargs", {})
+    if not isinstance(kwargs, Mapping) or not _TEMPLATE_ARGUMENTS.isdisjoint(kwargs):
+        raise InvalidRequestError(
+            "chat_template_kwargs must be an object without "
+            f"{', '.join(sorted(_TEMPLATE_ARGUMENTS))}, which have fields of their own",
+            param="chat_template_kwargs",
+        )
+    return llm.chat_prompt(
+        given["messages"],
+        add_generation_prompt=_bool(given, "add_generation_prompt", not continues),
+        continue_final_message=continues,
+        chat_template_kwargs=kwargs,
+    )
+
+
+def _completion_prompts(given: Mapping[str, Any], llm: LLM) -> list[dict[str, Any]]:
+    """Return the one prompt, a text or ids, or each of a list of them."""
+    prompt = given.get("prompt")
+    if isinstance(prompt, str):
+        return [{"prompt_token_ids": llm.tokenizer.encode_prompt(prompt)}]
+    if isinstance(prompt, Sequence) and prompt:
+        if all(type(item) is int for item in prompt):
+            return [{"prompt_token_ids": list(prompt)}]
+        if all(isinstance(item, str) for item in prompt):
+            return [{"prompt_token_ids": llm.tokenizer.encode_prompt(item)} for item in prompt]
+        if all(isinstance(item, list) for item in prompt):
+            return [{"prompt_token_ids": item} for item in prompt]
+    raise InvalidRequestError(
+        "prompt must be a string, a list of token ids, or a list of several such; none of them "
+        "empty",
+        param="prompt",
+    )
+
+
+def _bool(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name}={_short(value)} must be true or false", param=name)
+    return value
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
