@@ -227,15 +227,15 @@ def test_the_fingerprint_sees_header_weights_and_size(tmp_path: Path) -> None:
 
 def test_a_known_type_that_is_not_supported_opens_but_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    q4_k = tensor("blk.0.ffn_up.weight", (256, 3), GGMLType.Q4_K, bytes(3 * 144))
-    path.write_bytes(gguf_bytes([], [tensor("good"), q4_k]))
+    tq1_0 = tensor("blk.0.ffn_up.weight", (256, 3), GGMLType.TQ1_0, bytes(3 * 54))
+    path.write_bytes(gguf_bytes([], [tensor("good"), tq1_0]))
     file = GGUFFile.open(path)
-    assert file.tensors["blk.0.ffn_up.weight"].type.name == "Q4_K"
-    assert file.tensors["blk.0.ffn_up.weight"].num_bytes == 3 * 144
+    assert file.tensors["blk.0.ffn_up.weight"].type.name == "TQ1_0"
+    assert file.tensors["blk.0.ffn_up.weight"].num_bytes == 3 * 54
     for refused in (file.require_supported, file.tensors["blk.0.ffn_up.weight"].dequantize):
         with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up\.weight") as caught:
             refused()
-        assert "Q4_K" in str(caught.value)
+        assert "TQ1_0" in str(caught.value)
         assert "Q8_0" in str(caught.value)
         assert caught.value.path == path
 
