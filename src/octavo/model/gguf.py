@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from octavo.errors import ModelFileError, ModelNotFoundError
-from octavo.model.gguf_header import MIN_FILE_BYTES, MetadataValue, parse_header
+from octavo.model.gguf_header import MIN_FILE_BYTES, parse_header
+from octavo.model.gguf_metadata import MetadataValue
 from octavo.model.quants import SUPPORTED_TYPES, GGMLType, dequantize
 
 if TYPE_CHECKING:
