@@ -283,7 +283,7 @@ def test_a_header_that_would_take_long_is_refused_soon(
     start = time.process_time()
     with pytest.raises(ModelFileError):
         parse_header(content, NOWHERE)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 4  # 1 s on an idle core
 
 
 # Folders that are not whole

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_METADATA: Final = 65_536
-MAX_TENSORS: Final = 65_536
+MAX_TENSORS: Final = 32_768
 """The largest mixtures of experts have some thousands."""
 MAX_DIMS: Final = 4
 

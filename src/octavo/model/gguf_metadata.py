@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 MetadataValue: TypeAlias = "bool | int | float | str | list[MetadataValue]"
 
-# Bounds on the time that a header can ask for: at the limits it is read in a second or two.
+# Bounds on the time that a header can ask for: at the limits it is read in about a second.
 MAX_ARRAYS: Final = 65_536
-MAX_VALUES: Final = 3 << 20
+MAX_VALUES: Final = 2 << 20
 """Elements of all arrays together. The largest vocabularies, merges included, have 1.3 million."""
 MAX_ARRAY_DEPTH: Final = 4
 DEFAULT_ALIGNMENT: Final = 32

@@ -16,7 +16,7 @@ from octavo.model.mapped_file import map_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_VALUES: Final = 600_000
+MAX_VALUES: Final = 400_000
 """Opening brackets and commas in one text: what it costs in time and memory to parse. A tensor in a
 safetensors header has seven; the largest index has 92,000 entries."""
 MAX_DEPTH: Final = 32
