@@ -42,43 +42,36 @@ def parse_json(text: bytes, path: Path, *, offset: int = 0) -> dict[str, Any]:
 
     Raises `ModelFileError`.
     """
+
+    def fault(message: str, at: int = 0) -> ModelFileError:
+        return ModelFileError(message, path=path, offset=offset + at)
+
     # Those inside strings are counted too, which only makes the bound a little tighter.
     num_values = sum(text.count(mark) for mark in (b"{", b"[", b","))
     if num_values > MAX_VALUES:
-        raise ModelFileError(
-            f"the JSON has {num_values} brackets and commas, and at most {MAX_VALUES} are accepted",
-            path=path,
-            offset=offset,
+        raise fault(
+            f"the JSON has {num_values} brackets and commas, and at most {MAX_VALUES} are accepted"
         )
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
         if b"\\u" in text:  # an escape can spell half a surrogate pair, which nothing can encode
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
-        at = offset + error.start
-        raise ModelFileError("the JSON is not UTF-8", path=path, offset=at) from None
+        raise fault("the JSON is not UTF-8", error.start) from None
     except UnicodeEncodeError:
-        raise ModelFileError(
-            "the JSON escapes half a surrogate pair, which is no character",
-            path=path,
-            offset=offset,
-        ) from None
+        raise fault("the JSON escapes half a surrogate pair, which is no character") from None
     except json.JSONDecodeError as error:
-        at = offset + len(error.doc[: error.pos].encode("utf-8"))
-        raise ModelFileError(f"not JSON: {error.msg}", path=path, offset=at) from None
+        at = len(error.doc[: error.pos].encode("utf-8"))
+        raise fault(f"not JSON: {error.msg}", at) from None
     except _RepeatedKeyError as error:
-        at = offset + max(text.rfind(json.dumps(error.key).encode()), 0)
-        raise ModelFileError(
-            f"the JSON key {error.key!r} occurs twice", path=path, offset=at
-        ) from None
+        at = max(text.rfind(json.dumps(error.key).encode()), 0)
+        raise fault(f"the JSON key {error.key!r} occurs twice", at) from None
     except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
-        raise ModelFileError(f"not acceptable JSON: {error}", path=path, offset=offset) from None
+        raise fault(f"not acceptable JSON: {error}") from None
     if _is_deep(value):
-        raise ModelFileError(f"the JSON nests more than {MAX_DEPTH} deep", path=path, offset=offset)
+        raise fault(f"the JSON nests more than {MAX_DEPTH} deep")
     if not isinstance(value, dict):
-        raise ModelFileError(
-            f"the JSON is a {type(value).__name__}, not an object", path=path, offset=offset
-        )
+        raise fault(f"the JSON is a {type(value).__name__}, not an object")
     return value
 
 
