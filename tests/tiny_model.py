@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from tiny_quants import FORMATS, quantize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-TensorType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
-TYPE_NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
+    from tiny_quants import TensorType
+
+TYPE_NUMBERS = {kind: form.number for kind, form in FORMATS.items()}
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = range(10)
 UINT64, INT64, FLOAT64 = 10, 11, 12
@@ -119,29 +122,6 @@ def raw_value(value: object) -> Raw:
         case list():
             return Raw(ARRAY, packed_array(STRING, b"".join(map(packed_string, value)), len(value)))
     raise TypeError(f"no GGUF type for {value!r}")
-
-
-def quantize(values: npt.NDArray[np.float32], kind: TensorType) -> bytes:
-    """Return the bytes of `values`, whose rows must be whole blocks, by plain rounding."""
-    if kind == "F32":
-        return values.astype("<f4").tobytes()
-    if kind == "F16":
-        return values.astype("<f2").tobytes()
-    if kind == "BF16":
-        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
-    blocks = values.reshape(-1, 32)
-    if kind == "Q8_0":
-        scale = np.abs(blocks).max(axis=1, keepdims=True) / 127
-        codes = _codes(blocks, scale, -127, 127).astype(np.int8).view(np.uint8)
-        return np.hstack([_half_bytes(scale), codes]).tobytes()
-    if kind == "Q4_0":
-        scale = np.abs(blocks).max(axis=1, keepdims=True) / 7
-        codes = (_codes(blocks, scale, -8, 7) + 8).astype(np.uint8)
-        return np.hstack([_half_bytes(scale), _packed_nibbles(codes)]).tobytes()
-    low = blocks.min(axis=1, keepdims=True)
-    scale = (blocks.max(axis=1, keepdims=True) - low) / 15
-    codes = _codes(blocks - low, scale, 0, 15).astype(np.uint8)
-    return np.hstack([_half_bytes(scale), _half_bytes(low), _packed_nibbles(codes)]).tobytes()
 
 
 def tiny_model(
@@ -297,21 +277,3 @@ def _weights(
     if not tied:
         weights["output.weight"] = matrix(vocab_size, hidden, 3.0)
     return weights
-
-
-def _codes(
-    blocks: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], low: int, high: int
-) -> npt.NDArray[np.float32]:
-    """Return `blocks` in units of the scale as it will be stored, rounded and clipped."""
-    stored = scale.astype(np.float16).astype(np.float32)
-    return np.clip(np.rint(blocks / np.where(stored == 0, 1, stored)), low, high)
-
-
-def _half_bytes(column: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return [num_blocks, 1] floats as [num_blocks, 2] bytes of float16."""
-    return column.astype("<f2").view(np.uint8)
-
-
-def _packed_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return [num_blocks, 32] 4-bit codes as [num_blocks, 16] bytes, i beside i + 16."""
-    return codes[:, :16] | codes[:, 16:] << 4

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from octavo.errors import ModelFileError, ModelNotFoundError
 from octavo.model.gguf import GGMLType, GGUFFile
-from octavo.model.gguf_header import MAX_HEADER_BYTES, parse_header
+from octavo.model.gguf_cursor import MAX_HEADER_BYTES
+from octavo.model.gguf_header import parse_header
 from octavo.model.gguf_spec import spec_from_gguf
 from tiny_model import (
     ARRAY,
@@ -36,6 +37,7 @@ from tiny_model import (
     packed_string,
     tiny_model,
 )
+from tiny_quants import FORMATS
 
 F32 = TYPE_NUMBERS["F32"]
 NOWHERE = Path("x.gguf")
@@ -111,9 +113,21 @@ def test_the_real_file_opens_fast(smollm2_path: Path) -> None:
     assert min(seconds() for _ in range(3)) < 0.6  # 0.1 s on an idle core
 
 
-@pytest.mark.parametrize("tensor_type", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("tensor_type", FORMATS)
 def test_tiny_files_equal_the_oracle(tmp_path: Path, tensor_type: str) -> None:
-    assert_equals_oracle(tiny_model(tmp_path / "m.gguf", tensor_type=tensor_type, tied=False))
+    size = FORMATS[tensor_type].elements  # rows must be whole blocks
+    path = tiny_model(
+        tmp_path / "m.gguf",
+        num_layers=1,
+        hidden_size=max(64, size),
+        intermediate_size=max(128, size),
+        tensor_type=tensor_type,
+        tied=False,
+    )
+    assert_equals_oracle(path)
+    file = GGUFFile.open(path)
+    file.require_supported()
+    assert file.tensors["blk.0.ffn_up.weight"].type.name == tensor_type
 
 
 def test_every_type_of_value_is_read(tmp_path: Path) -> None:
@@ -227,15 +241,15 @@ def test_the_fingerprint_sees_header_weights_and_size(tmp_path: Path) -> None:
 
 def test_a_known_type_that_is_not_supported_opens_but_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    q4_k = tensor("blk.0.ffn_up.weight", (256, 3), GGMLType.Q4_K, bytes(3 * 144))
-    path.write_bytes(gguf_bytes([], [tensor("good"), q4_k]))
+    tq1_0 = tensor("blk.0.ffn_up.weight", (256, 3), GGMLType.TQ1_0, bytes(3 * 54))
+    path.write_bytes(gguf_bytes([], [tensor("good"), tq1_0]))
     file = GGUFFile.open(path)
-    assert file.tensors["blk.0.ffn_up.weight"].type.name == "Q4_K"
-    assert file.tensors["blk.0.ffn_up.weight"].num_bytes == 3 * 144
+    assert file.tensors["blk.0.ffn_up.weight"].type.name == "TQ1_0"
+    assert file.tensors["blk.0.ffn_up.weight"].num_bytes == 3 * 54
     for refused in (file.require_supported, file.tensors["blk.0.ffn_up.weight"].dequantize):
         with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up\.weight") as caught:
             refused()
-        assert "Q4_K" in str(caught.value)
+        assert "TQ1_0" in str(caught.value)
         assert "Q8_0" in str(caught.value)
         assert caught.value.path == path
 

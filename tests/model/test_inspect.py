@@ -68,7 +68,7 @@ def test_a_file_of_another_architecture_is_described(tmp_path: Path) -> None:
         ("tokenizer.ggml.pre", 3),
         ("tokenizer.ggml.merges", "none"),
     ]
-    weights = RawTensor("w", (256,), GGMLType.Q6_K, bytes(210))
+    weights = RawTensor("w", (256,), GGMLType.TQ2_0, bytes(66))
     path.write_bytes(gguf_bytes(metadata, [weights]))
     found = describe(path)
     assert found.unsupported is not None
@@ -82,7 +82,7 @@ def test_a_file_of_another_architecture_is_described(tmp_path: Path) -> None:
         "long": "[1000 values]",
         "limit": "inf",
     }
-    assert found.types == [TypeDescription("Q6_K", False, 1, 256, 210)]
+    assert found.types == [TypeDescription("TQ2_0", False, 1, 256, 66)]
     assert found.tokenizer.special_ids == {"bos": 0, "eos": 9}
     assert found.tokenizer.special_tokens == {"bos": "��"}
     assert found.tokenizer.pre is None
@@ -96,13 +96,13 @@ def test_a_supported_architecture_with_other_types_is_described(tmp_path: Path) 
         RawTensor(tensor.name, tensor.shape[::-1], tensor.type, tensor.data.tobytes())
         for tensor in file.tensors.values()
     ]
-    tensors[0] = RawTensor("token_embd.weight", (256, 288), GGMLType.Q6_K, bytes(288 * 210))
+    tensors[0] = RawTensor("token_embd.weight", (256, 288), GGMLType.TQ2_0, bytes(288 * 66))
     path = tmp_path / "n.gguf"
     path.write_bytes(gguf_bytes(list(file.metadata.items()), tensors))
     found = describe(path)
     assert found.spec is not None
     assert found.unsupported is not None
-    assert "Q6_K" in found.unsupported
+    assert "TQ2_0" in found.unsupported
     assert "token_embd.weight" in found.unsupported
 
 

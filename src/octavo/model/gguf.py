@@ -6,20 +6,22 @@ Knows no architecture and no tokenizer: `gguf_spec.py` and the tokenizer read th
 from __future__ import annotations
 
 import hashlib
-import mmap
-import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from octavo.errors import ModelFileError, ModelNotFoundError
-from octavo.model.gguf_header import MIN_FILE_BYTES, MetadataValue, parse_header
+from octavo.errors import ModelFileError
+from octavo.model.gguf_header import MIN_FILE_BYTES, parse_header
+from octavo.model.gguf_metadata import MetadataValue
+from octavo.model.mapped_file import map_file
 from octavo.model.quants import SUPPORTED_TYPES, GGMLType, dequantize
 
 if TYPE_CHECKING:
+    import mmap
+    import os
+
     import numpy.typing as npt
 
 __all__ = ["GGMLType", "GGUFFile", "GGUFTensor", "MetadataValue"]
@@ -73,9 +75,7 @@ class GGUFTensor:
 class GGUFFile:
     """An open GGUF file: its metadata parsed, its tensors located, its weights left on disk.
 
-    The map stays open as long as the file object or any view of a tensor lives. Another process
-    that truncates the file meanwhile kills this one (SIGBUS), as with every map: replace model
-    files, never rewrite them.
+    The map stays open as long as the file object or any view of a tensor lives.
     """
 
     __slots__ = (
@@ -129,25 +129,7 @@ class GGUFFile:
         there is no file, `ModelFileError` where it cannot be read or is malformed.
         """
         path = Path(path)
-        try:
-            with open(path, "rb", opener=_open_now) as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise ModelFileError("not a regular file", path=path)
-                if status.st_size < MIN_FILE_BYTES:
-                    raise ModelFileError(
-                        f"the file has {status.st_size} bytes, too few for a GGUF header "
-                        f"({MIN_FILE_BYTES}); was its download interrupted?",
-                        path=path,
-                    )
-                source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise ModelNotFoundError(f"{path}: there is no such file") from None
-        except IsADirectoryError:
-            raise ModelFileError("is a directory; name the .gguf file in it", path=path) from None
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or emptied just now
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ModelFileError(f"cannot be read: {reason}", path=path) from error
+        source = map_file(path, kind="GGUF", least_bytes=MIN_FILE_BYTES)
         return cls(path, source)
 
     @property
@@ -179,11 +161,6 @@ class GGUFFile:
                 path=self.path,
                 offset=refused[0].offset,
             )
-
-
-def _open_now(path: str, flags: int) -> int:
-    """Open without waiting: a named pipe would otherwise hold us until somebody writes to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _supported_names() -> str:

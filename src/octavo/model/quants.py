@@ -1,7 +1,8 @@
 """How tensor bytes become float32: GGML's block layouts and their exact dequantisation in NumPy.
 
 GGML stores a row as consecutive blocks of a fixed number of elements. All numbers are
-little-endian. Knows nothing of files; `gguf.py` says where a tensor's bytes lie.
+little-endian. Knows nothing of files; `gguf.py` says where a tensor's bytes lie. The formulas of
+blocks of 256 are in `k_quants.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from octavo.model.k_quants import halves, q2_k, q3_k, q4_k, q5_k, q6_k
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,11 +140,6 @@ def dequantize(kind: GGMLType, data: Bytes, shape: tuple[int, ...]) -> Floats:
     return values.reshape(shape)
 
 
-def _halves(blocks: Bytes, start: int) -> Floats:
-    """Return the float16 at byte `start` of each block as float32: [num_blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
-
-
 def _f32(blocks: Bytes, out: Floats) -> None:
     """F32, 4 bytes: the value itself."""
     out[:] = blocks.view("<f4")
@@ -166,7 +164,7 @@ def _q4_0(blocks: Bytes, out: Floats) -> None:
     """
     _nibbles(blocks[:, 2:], out)
     out -= np.float32(8)
-    out *= _halves(blocks, 0)
+    out *= halves(blocks, 0)
 
 
 def _q4_1(blocks: Bytes, out: Floats) -> None:
@@ -176,8 +174,31 @@ def _q4_1(blocks: Bytes, out: Floats) -> None:
     its high.
     """
     _nibbles(blocks[:, 4:], out)
-    out *= _halves(blocks, 0)
-    out += _halves(blocks, 2)
+    out *= halves(blocks, 0)
+    out += halves(blocks, 2)
+
+
+def _q5_0(blocks: Bytes, out: Floats) -> None:
+    """Q5_0, 22 bytes for 32 elements: ``x = d * (q - 16)``.
+
+    Bytes 0-1 are d (float16); bit i of the four bytes from 2 on, counted from the lowest, is the
+    high bit of q[i]; byte 6 + i holds the low four bits of q[i], and above them those of q[i + 16].
+    """
+    _nibbles(blocks[:, 6:], out)
+    out += _fifth_bits(blocks[:, 2:6])
+    out -= np.float32(16)
+    out *= halves(blocks, 0)
+
+
+def _q5_1(blocks: Bytes, out: Floats) -> None:
+    """Q5_1, 24 bytes for 32 elements: ``x = d * q + m``, rounded after each operation.
+
+    Bytes 0-1 are d, 2-3 are m (float16); q lies from byte 4 on as in Q5_0 from byte 2 on.
+    """
+    _nibbles(blocks[:, 8:], out)
+    out += _fifth_bits(blocks[:, 4:8])
+    out *= halves(blocks, 0)
+    out += halves(blocks, 2)
 
 
 def _q8_0(blocks: Bytes, out: Floats) -> None:
@@ -186,7 +207,14 @@ def _q8_0(blocks: Bytes, out: Floats) -> None:
     Bytes 0-1 are d (float16); byte 2 + i is q[i], signed.
     """
     out[:] = blocks[:, 2:].view(np.int8)
-    out *= _halves(blocks, 0)
+    out *= halves(blocks, 0)
+
+
+def _iq4_nl(blocks: Bytes, out: Floats) -> None:
+    """IQ4_NL, 18 bytes for 32 elements: ``x = d * table[q]``, with d and q as in Q4_0."""
+    out[:, :16] = _IQ4_NL_LOW[blocks[:, 2:]]
+    out[:, 16:] = _IQ4_NL_HIGH[blocks[:, 2:]]
+    out *= halves(blocks, 0)
 
 
 def _nibbles(codes: Bytes, out: Floats) -> None:
@@ -195,13 +223,35 @@ def _nibbles(codes: Bytes, out: Floats) -> None:
     out[:, 16:] = codes >> 4
 
 
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """Return 16 where a bit of [num_blocks, 4] bytes is set, 0 elsewhere: [num_blocks, 32]."""
+    bits = np.unpackbits(packed, axis=1, bitorder="little")
+    bits <<= 4
+    return bits
+
+
+# IQ4_NL's sixteen levels, denser around zero, looked up by a whole byte: by its low or high nibble.
+_IQ4_NL_LEVELS: Final = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
+)
+_IQ4_NL_LOW: Final = np.tile(_IQ4_NL_LEVELS, 16)
+_IQ4_NL_HIGH: Final = np.repeat(_IQ4_NL_LEVELS, 16)
+
 _FORMULAS: Final[dict[GGMLType, Callable[[Bytes, Floats], None]]] = {
     GGMLType.F32: _f32,
     GGMLType.F16: _f16,
     GGMLType.BF16: _bf16,
     GGMLType.Q4_0: _q4_0,
     GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0,
+    GGMLType.Q5_1: _q5_1,
     GGMLType.Q8_0: _q8_0,
+    GGMLType.IQ4_NL: _iq4_nl,
+    GGMLType.Q2_K: q2_k,
+    GGMLType.Q3_K: q3_k,
+    GGMLType.Q4_K: q4_k,
+    GGMLType.Q5_K: q5_k,
+    GGMLType.Q6_K: q6_k,
 }
 
 SUPPORTED_TYPES: Final[frozenset[GGMLType]] = frozenset(_FORMULAS)
