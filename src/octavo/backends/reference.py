@@ -196,7 +196,8 @@ def silu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel, 2016)."""
     inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    out: Array = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
 
 
 def rope_tables(spec: RopeSpec, num_positions: int) -> tuple[Array, Array]:

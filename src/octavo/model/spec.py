@@ -36,12 +36,18 @@ class RopeSpec:
         The choice between short and long factors is made once for an engine, not by a request's
         length: keys that are in the cache stay right when a request grows.
         """
-        if self.long_factors is None:
+        choice = self.choice_for(context_length)
+        if choice is None:
             return self
-        assert self.original_context is not None
-        is_long = context_length > self.original_context
-        factors = self.long_factors if is_long else self.factors
+        factors = self.long_factors if choice == "long" else self.factors
         return replace(self, factors=factors, long_factors=None, original_context=None)
+
+    def choice_for(self, context_length: int) -> Literal["short", "long"] | None:
+        """Return which factors such an engine uses; None where there is nothing to choose."""
+        if self.long_factors is None:
+            return None
+        assert self.original_context is not None
+        return "long" if context_length > self.original_context else "short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,13 @@ class ModelSpec:
             for layer in self.layers
         )
         return replace(self, layers=layers, context_length=context_length)
+
+    def rope_choice_for(self, context_length: int) -> Literal["short", "long"] | None:
+        """Return what `for_context` chooses: with each, other keys come of the same tokens."""
+        for layer in self.layers:
+            if layer.rope is not None and layer.rope.long_factors is not None:
+                return layer.rope.choice_for(context_length)
+        return None
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Return the bytes of keys and values that one token costs over all layers."""
