@@ -244,11 +244,6 @@ def test_layers_must_agree_about_biases_and_norms(tmp_path: Path) -> None:
     assert "blk.1.attn_q.bias is not known" in refusal(file)
 
 
-def test_scaled_rope_frequencies_are_refused(tiny_model_path: Path, tmp_path: Path) -> None:
-    file = rewritten(tiny_model_path, tmp_path / "m.gguf", shapes={"rope_freqs.weight": (8,)})
-    assert "rope_freqs.weight" in refusal(file)
-
-
 def test_a_long_list_of_faults_is_cut(tiny_model_path: Path, tmp_path: Path) -> None:
     spares = {f"spare.{index}": (1,) for index in range(100)}
     assert "and 92 more" in refusal(rewritten(tiny_model_path, tmp_path / "m.gguf", shapes=spares))

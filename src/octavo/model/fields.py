@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_INT: Final = 2**31 - 1
+MAX_LAYERS: Final = 4096
+MAX_WIDTH: Final = 1 << 20
+"""Of embeddings and heads. Both bound what is made before the tensors are looked at."""
 
 
 class Fields:
@@ -80,15 +83,17 @@ class Fields:
             raise self.fault(key, f"must be true or false, and is a {type(value).__name__}")
         return value
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return an integer of at least `least`; required where there is no default."""
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_INT
+    ) -> int:
+        """Return an integer from `least` to `most`; required where there is no default."""
         value = self._value(key, default)
         if isinstance(value, list):
             raise self.fault(key, "differs from layer to layer, which is not supported")
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.fault(key, f"must be an integer, and is a {type(value).__name__}")
-        if not least <= value <= MAX_INT:
-            raise self.fault(key, f"is {value}; it must lie from {least} to {MAX_INT}")
+        if not least <= value <= most:
+            raise self.fault(key, f"is {value}; it must lie from {least} to {most}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 
 from octavo.errors import ModelFileError
 from octavo.model.families import BY_ARCHITECTURE, GGUF_ROPE_THETA, Family, build_layers
-from octavo.model.fields import Fields
+from octavo.model.fields import MAX_WIDTH, Fields
 from octavo.model.spec import ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _refuse_features(keys: Fields) -> None:
 
 def _read_spec(keys: Fields, file: GGUFFile, family: Family) -> ModelSpec:
     """Read the hyper-parameters, each in range and consistent with the others."""
-    hidden_size = keys.integer("embedding_length")
+    hidden_size = keys.integer("embedding_length", most=MAX_WIDTH)
     num_heads = keys.integer("attention.head_count")
     num_kv_heads = keys.integer("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
@@ -212,7 +212,7 @@ def _local_rope(keys: Fields, family: Family, global_rope: RopeSpec) -> RopeSpec
 def _head_dim(keys: Fields, hidden_size: int, num_heads: int) -> int:
     """Return the dimensions of one head."""
     if keys.has("attention.key_length"):
-        head_dim = keys.integer("attention.key_length")
+        head_dim = keys.integer("attention.key_length", most=MAX_WIDTH)
     elif hidden_size % num_heads:
         raise keys.fault(
             "embedding_length",

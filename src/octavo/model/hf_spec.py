@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from octavo.model.families import BY_HF_CLASS, Family, build_layers
-from octavo.model.fields import Fields
+from octavo.model.fields import MAX_LAYERS, MAX_WIDTH, Fields
 from octavo.model.hf_rope import ropes_from_hf
 from octavo.model.spec import ModelSpec
 
@@ -50,7 +50,7 @@ def spec_from_hf(config: Mapping[str, object], path: str | os.PathLike[str]) -> 
     fields = Fields(config, "", path)
     family = _family(fields)
     _refuse_features(fields, family)
-    hidden_size = fields.integer(family.hf_key("hidden_size"))
+    hidden_size = fields.integer(family.hf_key("hidden_size"), most=MAX_WIDTH)
     num_heads = fields.integer(family.hf_key("num_attention_heads"))
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -112,7 +112,7 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
         raise fields.fault(
             family.hf_key("hidden_size"), f"is {hidden_size}, not a multiple of {num_heads} heads"
         )
-    return fields.integer("head_dim", hidden_size // num_heads)
+    return fields.integer("head_dim", hidden_size // num_heads, most=MAX_WIDTH)
 
 
 def _activation(fields: Fields, family: Family) -> Literal["silu", "gelu_tanh"]:
@@ -128,7 +128,7 @@ def _layers(
     fields: Fields, family: Family, head_dim: int, context_length: int
 ) -> tuple[LayerSpec, ...]:
     """Read what differs from layer to layer."""
-    num_layers = fields.integer(family.hf_key("num_hidden_layers"))
+    num_layers = fields.integer(family.hf_key("num_hidden_layers"), most=MAX_LAYERS)
     rotated = _rotated(fields, family, num_layers)
     windowed = _windowed(fields, family, rotated)
     window = None

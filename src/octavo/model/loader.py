@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo.model.spec import ModelSpec
-    from octavo.model.weights import WeightTensor
+    from octavo.model.views import WeightTensor
 
 
 @dataclass(frozen=True, slots=True)

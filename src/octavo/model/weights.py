@@ -10,157 +10,34 @@ Names are GGUF's, unfused:
     blk.N.attn_{q,k,v}.bias (attention_bias)     blk.N.{attn_output,ffn_*}.bias (projection_bias)
     *norm.bias (norm is "layer")
 
-A file's tensor serves as it is where it can; else a view of it does, and nothing is read or copied
-before somebody asks for the values. Presence and exact shapes are checked, each fault named.
+A file's tensor serves as it is where it can; else a view of it does. Presence and exact shapes are
+checked, each fault named.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ModelFileError
 from octavo.model.families import BY_ARCHITECTURE
 from octavo.model.gguf_spec import ROPE_TENSORS
-from octavo.model.quants import BLOCK_LAYOUTS, GGMLType, dequantize
+from octavo.model.quants import BLOCK_LAYOUTS
+from octavo.model.views import PlusOne, RowSlice, Transposed
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-    import numpy.typing as npt
-
     from octavo.model.families import Family
     from octavo.model.gguf import GGUFFile
     from octavo.model.spec import ModelSpec
+    from octavo.model.views import WeightTensor
 
 _MAX_FAULTS_SHOWN: Final = 8
 _HF_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """How the names of what old checkpoints saved end though it is no weight: masks, frequencies."""
-
-
-class WeightTensor(Protocol):
-    """A weight as its file holds it, or a view of one."""
-
-    @property
-    def name(self) -> str:
-        """What the file calls it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major."""
-
-    @property
-    def num_elements(self) -> int:
-        """The number of values."""
-
-    @property
-    def type(self) -> GGMLType:
-        """How `data` holds the values."""
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The bytes as stored, row after row."""
-
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the values as float32, in `shape`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _View(ABC):
-    """A weight made of another one when it is asked for; as such it is float32."""
-
-    source: WeightTensor
-
-    @property
-    def name(self) -> str:
-        """The source's."""
-        return self.source.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major; the source's."""
-        return self.source.shape
-
-    @property
-    def num_elements(self) -> int:
-        """The number of values."""
-        return math.prod(self.shape)
-
-    @property
-    def type(self) -> GGMLType:
-        """How `data` holds the values."""
-        return GGMLType.F32
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The bytes of the values, computed."""
-        return self.dequantize().reshape(-1).view(np.uint8)
-
-    @abstractmethod
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the values as float32, in `shape`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowSlice(_View):
-    """Some rows of a tensor in which several lie above one another, as they are stored."""
-
-    first: int
-    stop: int
-
-    @property
-    def name(self) -> str:
-        """The source's name and the rows."""
-        return f"{self.source.name}[{self.first}:{self.stop}]"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major."""
-        return (self.stop - self.first, *self.source.shape[1:])
-
-    @property
-    def type(self) -> GGMLType:
-        """The source's."""
-        return self.source.type
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The rows' bytes: of stored ones a view, nothing copied. Blocks never span rows."""
-        rows = self.source.data.reshape(self.source.shape[0], -1)
-        return rows[self.first : self.stop].reshape(-1)
-
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the rows as float32."""
-        return dequantize(self.type, self.data, self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Transposed(_View):
-    """A matrix that is stored ``[in, out]``, as ``[out, in]``."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major."""
-        return self.source.shape[::-1]
-
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the transposed values, contiguous."""
-        return np.ascontiguousarray(self.source.dequantize().T)
-
-
-@dataclass(frozen=True, slots=True)
-class PlusOne(_View):
-    """A norm's weight that is stored less one."""
-
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the weight itself."""
-        return self.source.dequantize() + np.float32(1)
 
 
 @dataclass(frozen=True, slots=True)
