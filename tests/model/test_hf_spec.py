@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from family_cases import NAMES, load_case
 from octavo.errors import ModelFileError
 from octavo.model.hf_spec import spec_from_hf
 from octavo.model.spec import LayerSpec, RopeSpec
+from octavo.model.weights import tensor_shapes
 
 PATH = "folder/config.json"
 
@@ -221,3 +225,39 @@ def test_llama3_scales_long_waves_alone() -> None:
     assert rope.factors[0] == 1.0  # 6 tokens long, and 32 / 4 is the limit
     assert 1.0 < rope.factors[1] < 8.0  # 20
     assert rope.factors[2:] == (8.0,) * 6  # from 63 up
+
+
+CONFIGS = {name: load_case(name).config for name in NAMES}
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.just(10**400)
+    | st.integers(-3, 70)
+    | st.floats()
+    | st.sampled_from(["", "linear", "llama3", "longrope", "silu", "full_attention"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "factor", "rope_theta", "full_attention", "long_factor"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_json_is_read_or_refused(data: st.DataObject) -> None:
+    config = copy.deepcopy(CONFIGS[data.draw(st.sampled_from(NAMES))])
+    rope = config.get("rope_parameters", {})
+    for mapping in (config, rope) if rope else (config,):
+        key = data.draw(st.sampled_from(sorted([*mapping, "rope_scaling", "head_dim"])))
+        mapping[key] = data.draw(json_values)
+    try:
+        spec = spec_from_hf(config, PATH)
+    except ModelFileError:
+        return
+    tensor_shapes(spec.for_context(32))

@@ -116,9 +116,13 @@ class Fields:
     def _positive(self, key: str, value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.fault(key, f"must be a number, and is a {type(value).__name__}")
-        if not (math.isfinite(value) and value > 0):
-            raise self.fault(key, f"is {value}; it must be positive and finite")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not (math.isfinite(number) and number > 0):
+            raise self.fault(key, f"is {number}; it must be positive and finite")
+        return number
 
     def _value(self, key: str, default: object) -> object:
         value = self.get(key)
