@@ -31,8 +31,7 @@ ROPE_TENSORS: Final = (
 _HARMLESS: Final = (
     "attention.layer_norm_epsilon",  # the norm's own was read; some files have both
     "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window_pattern",  # without a window these say nothing
-    "rope.freq_base_swa",
+    "attention.sliding_window_pattern",  # without a window it says nothing
     "rope.scaling.factor",  # of a scaling that is off
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
