@@ -167,6 +167,10 @@ class ArrayTensor:
         return GGMLType.F32
 
     @property
+    def num_bytes(self) -> int:
+        return self.values.nbytes
+
+    @property
     def data(self) -> npt.NDArray[np.uint8]:
         return self.values.reshape(-1).view(np.uint8)
 

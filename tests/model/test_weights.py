@@ -53,6 +53,7 @@ def test_both_formats_give_the_same_weights(name: str, tmp_path: Path) -> None:
         values = folder[key].dequantize()
         assert values.shape == folder[key].shape == single[key].shape == shape
         assert folder[key].num_elements == values.size
+        assert folder[key].num_bytes == len(folder[key].data) == values.nbytes
         permuted = spec.architecture in ("llama", "smollm3") and key.split(".")[-2] in (
             "attn_q",
             "attn_k",

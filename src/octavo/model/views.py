@@ -38,6 +38,10 @@ class WeightTensor(Protocol):
         """How `data` holds the values."""
 
     @property
+    def num_bytes(self) -> int:
+        """The length of `data`."""
+
+    @property
     def data(self) -> npt.NDArray[np.uint8]:
         """The bytes as stored, row after row."""
 
@@ -76,6 +80,11 @@ class _View(ABC):
         """The bytes of the values, computed."""
         return self.dequantize().reshape(-1).view(np.uint8)
 
+    @property
+    def num_bytes(self) -> int:
+        """The length of `data`."""
+        return 4 * self.num_elements
+
     @abstractmethod
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the values as float32, in `shape`."""
@@ -108,6 +117,11 @@ class RowSlice(_View):
         """The rows' bytes: of stored ones a view, nothing copied. Blocks never span rows."""
         rows = self.source.data.reshape(self.source.shape[0], -1)
         return rows[self.first : self.stop].reshape(-1)
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of `data`."""
+        return len(self.data)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the rows as float32."""
