@@ -116,6 +116,9 @@ def raw_value(value: object) -> Raw:
             return Raw(FLOAT32, struct.pack("<f", value))
         case str() | bytes():
             return Raw(STRING, packed_string(value))
+        case [bool(), *_]:
+            payload = struct.pack(f"<{len(value)}?", *value)
+            return Raw(ARRAY, packed_array(BOOL, payload, len(value)))
         case [int(), *_]:
             payload = struct.pack(f"<{len(value)}i", *value)
             return Raw(ARRAY, packed_array(INT32, payload, len(value)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from octavo.backends.base import InputBatch
-    from octavo.model.spec import ModelSpec
+    from octavo.model.spec import ModelSpec, RopeSpec
 
     Array = NDArray[np.float32]
 
@@ -62,7 +62,11 @@ class ReferenceBackend:
         shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, kv_dtype)  # by slot; untouched pages cost no memory
         self.values = np.zeros(shape, kv_dtype)
-        self._cos, self._sin = rope_tables(spec)
+        self._ropes = {
+            layer.rope: rope_tables(layer.rope, spec.context_length)
+            for layer in spec.layers
+            if layer.rope is not None
+        }
         self._num_threads = num_threads
         self._blas = ThreadpoolController()
 
@@ -73,15 +77,15 @@ class ReferenceBackend:
             return self._forward(batch)
 
     def _forward(self, batch: InputBatch) -> Array:
-        spec = self.spec
-        x = self._weights["token_embd.weight"][batch.input_ids]  # [num_tokens, hidden_size]
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
-        for layer in range(spec.num_layers):
-            x = x + self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"), batch, cos, sin)
-            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+        x = self._embed(batch)  # [num_tokens, hidden_size]
+        for layer in range(self.spec.num_layers):
+            attended = self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"), batch)
+            x = x + self._post_norm(attended, f"blk.{layer}.post_attention_norm")
+            fed = self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+            x = x + self._post_norm(fed, f"blk.{layer}.post_ffw_norm")
         x = self._norm(x[batch.logits_indices], "output_norm")
-        head = "token_embd.weight" if spec.tied_embeddings else "output.weight"
-        logits: Array = x @ self._weights[head].T
+        head = "token_embd" if self.spec.tied_embeddings else "output"
+        logits: Array = x @ self._weights[f"{head}.weight"].T
         return logits
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -94,8 +98,22 @@ class ReferenceBackend:
 
     # -- the parts of a layer -----------------------------------------------------------------
 
+    def _embed(self, batch: InputBatch) -> Array:
+        """Look up the tokens, scaled, plus their positions where those are learned."""
+        x = self._weights["token_embd.weight"][batch.input_ids]
+        x = x * np.float32(self.spec.embedding_scale)
+        if self.spec.learned_positions:
+            x = x + self._weights["position_embd.weight"][batch.positions]
+        return x
+
     def _norm(self, x: Array, name: str) -> Array:
-        return rms_norm(x, self._weights[f"{name}.weight"], self.spec.rms_norm_eps)
+        weight = self._weights[f"{name}.weight"]
+        if self.spec.norm == "layer":
+            return layer_norm(x, weight, self._weights[f"{name}.bias"], self.spec.norm_eps)
+        return rms_norm(x, weight, self.spec.norm_eps)
+
+    def _post_norm(self, x: Array, name: str) -> Array:
+        return self._norm(x, name) if self.spec.post_norms else x
 
     def _project(self, layer: int, name: str, x: Array) -> Array:
         """x W^T, plus a bias where the model has one. Weights are [out, in]."""
@@ -104,39 +122,52 @@ class ReferenceBackend:
         return y if bias is None else y + bias
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
-        """SwiGLU (Shazeer, 2020): W_down (silu(W_gate x) * W_up x)."""
-        gate = self._project(layer, "ffn_gate", x)
+        """W_down f(W_up x), or gated (Shazeer, 2020): W_down (f(W_gate x) * W_up x)."""
+        activation = {"silu": silu, "gelu_tanh": gelu_tanh}[self.spec.activation]
         up = self._project(layer, "ffn_up", x)
-        return self._project(layer, "ffn_down", silu(gate) * up)
+        if self.spec.gated:
+            hidden = activation(self._project(layer, "ffn_gate", x)) * up
+        else:
+            hidden = activation(up)
+        return self._project(layer, "ffn_down", hidden)
 
-    def _attention(self, layer: int, x: Array, batch: InputBatch, cos: Array, sin: Array) -> Array:
+    def _attention(self, layer: int, x: Array, batch: InputBatch) -> Array:
         """Project to q, k, v; rotate q and k; store k and v; attend over the stored ones."""
         spec = self.spec
+        rope_spec, window = spec.layers[layer].rope, spec.layers[layer].window
         q = self._project(layer, "attn_q", x).reshape(-1, spec.num_heads, spec.head_dim)
         k = self._project(layer, "attn_k", x).reshape(-1, spec.num_kv_heads, spec.head_dim)
         v = self._project(layer, "attn_v", x).reshape(-1, spec.num_kv_heads, spec.head_dim)
         if spec.qk_norm:
             q = self._norm(q, f"blk.{layer}.attn_q_norm")
             k = self._norm(k, f"blk.{layer}.attn_k_norm")
-        q, k = rope(q, cos, sin, spec), rope(k, cos, sin, spec)
+        if rope_spec is not None:
+            cos, sin = (table[batch.positions] for table in self._ropes[rope_spec])
+            q, k = rope(q, cos, sin, rope_spec), rope(k, cos, sin, rope_spec)
         stored = batch.slot_mapping != NO_SLOT
         slots = batch.slot_mapping[stored]
         self.keys[layer, slots] = np.clip(k[stored], -MAX_STORED, MAX_STORED)
         self.values[layer, slots] = np.clip(v[stored], -MAX_STORED, MAX_STORED)
+        scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
         out = np.empty_like(q)
         for i in range(batch.num_seqs):
-            start, stop = batch.query_start_loc[i], batch.query_start_loc[i + 1]
-            slots = self._slots(batch.block_tables[i], int(batch.seq_lens[i]))
+            start, stop = int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])
+            seq_len = int(batch.seq_lens[i])
+            # What no query of this step sees may have been given up: it is not even read.
+            first = 0 if window is None else max(0, seq_len - (stop - start) - window + 1)
+            slots = self._slots(batch.block_tables[i], first, seq_len)
             out[start:stop] = attend(
                 q[start:stop],
                 self.keys[layer, slots].astype(np.float32, copy=False),
                 self.values[layer, slots].astype(np.float32, copy=False),
+                scale=scale,
+                window=window,
             )
         return self._project(layer, "attn_output", out.reshape(len(x), -1))
 
-    def _slots(self, block_table: NDArray[np.int32], seq_len: int) -> NDArray[np.intp]:
-        """Return the slots of a sequence's tokens, ``[seq_len]``."""
-        position = np.arange(seq_len)
+    def _slots(self, block_table: NDArray[np.int32], first: int, stop: int) -> NDArray[np.intp]:
+        """Return the slots of a sequence's tokens at the positions ``first`` to ``stop`` - 1."""
+        position = np.arange(first, stop)
         return block_table[position // self.block_size] * self.block_size + (
             position % self.block_size
         )
@@ -149,6 +180,12 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return normed * weight
 
 
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last axis (Ba et al., 2016)."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    return rms_norm(centred, weight, eps) + bias
+
+
 def silu(x: Array) -> Array:
     """x * sigmoid(x); the exponential is taken of -|x|, so it cannot overflow."""
     e: Array = np.exp(-np.abs(x))
@@ -156,25 +193,34 @@ def silu(x: Array) -> Array:
     return x * numerator / (1 + e)
 
 
-def rope_tables(spec: ModelSpec) -> tuple[Array, Array]:
-    """Return cos and sin of position * theta^(-2i / rope_dim), ``[context_length, rope_dim / 2]``.
+def gelu_tanh(x: Array) -> Array:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel, 2016)."""
+    inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
+    out: Array = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
 
-    Computed in float64 and rounded once (Su et al., RoFormer, 2021).
+
+def rope_tables(spec: RopeSpec, num_positions: int) -> tuple[Array, Array]:
+    """Return cos and sin of every position's angles, ``[num_positions, dim / 2]``, scaled.
+
+    Computed in float64 and rounded once.
     """
-    pairs = np.arange(0, spec.rope_dim, 2, dtype=np.float64)
-    frequency = spec.rope_theta ** -(pairs / spec.rope_dim)
-    angle = np.arange(spec.context_length, dtype=np.float64)[:, None] * frequency
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    frequency = spec.theta ** -(np.arange(0, spec.dim, 2, dtype=np.float64) / spec.dim)
+    if spec.factors is not None:
+        frequency /= np.array(spec.factors, dtype=np.float64)
+    angle = np.arange(num_positions, dtype=np.float64)[:, None] * frequency
+    cos, sin = np.cos(angle) * spec.magnitude, np.sin(angle) * spec.magnitude
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
-def rope(x: Array, cos: Array, sin: Array, spec: ModelSpec) -> Array:
+def rope(x: Array, cos: Array, sin: Array, spec: RopeSpec) -> Array:
     """Rotate each pair (a, b) of a head by its position's angle: (a cos - b sin, a sin + b cos).
 
-    ``x`` is ``[num_tokens, num_heads, head_dim]``, ``cos`` and ``sin`` ``[num_tokens,
-    rope_dim / 2]``. The layout says which two dimensions make a pair; those past `rope_dim` stay.
+    ``x`` is ``[num_tokens, num_heads, head_dim]``, ``cos`` and ``sin`` ``[num_tokens, dim / 2]``.
+    The layout says which two dimensions make a pair; those past `RopeSpec.dim` stay.
     """
-    dim = spec.rope_dim
-    if spec.rope_layout == "interleaved":
+    dim = spec.dim
+    if spec.layout == "interleaved":
         first, second = slice(0, dim, 2), slice(1, dim, 2)
     else:
         first, second = slice(0, dim // 2), slice(dim // 2, dim)
@@ -186,26 +232,31 @@ def rope(x: Array, cos: Array, sin: Array, spec: ModelSpec) -> Array:
     return out
 
 
-def attend(q: Array, k: Array, v: Array) -> Array:
-    """Causal softmax(q k^T / sqrt(head_dim)) v of one sequence's last tokens.
+def attend(q: Array, k: Array, v: Array, *, scale: float, window: int | None = None) -> Array:
+    """Causal softmax(q k^T scale) v of one sequence's last tokens.
 
-    ``q`` is ``[num_queries, num_heads, head_dim]``, ``k`` and ``v`` ``[seq_len, num_kv_heads,
-    head_dim]``; query i stands at position seq_len - num_queries + i and sees up to itself.
-    Consecutive query heads share a KV head (grouped-query attention, Ainslie et al., 2023).
+    ``q`` is ``[num_queries, num_heads, head_dim]``, ``k`` and ``v`` ``[num_keys, num_kv_heads,
+    head_dim]``, both ending at the same position; a query sees up to itself, and with ``window``
+    no more than so many tokens. Consecutive query heads share a KV head (grouped-query attention,
+    Ainslie et al., 2023).
     """
     num_queries, num_heads, head_dim = q.shape
-    seq_len, num_kv_heads, _ = k.shape
+    num_keys, num_kv_heads, _ = k.shape
     group = num_heads // num_kv_heads
     # [num_kv_heads, group * num_queries, head_dim]: one matrix product a KV head
     grouped = q.reshape(num_queries, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
     rows = grouped.reshape(num_kv_heads, group * num_queries, head_dim)
-    scores: Array = rows @ k.transpose(1, 2, 0) * np.float32(head_dim**-0.5)
-    scores = scores.reshape(num_kv_heads, group, num_queries, seq_len)
+    scores: Array = rows @ k.transpose(1, 2, 0) * np.float32(scale)
+    scores = scores.reshape(num_kv_heads, group, num_queries, num_keys)
     if num_queries > 1:
-        position = np.arange(seq_len - num_queries, seq_len)[:, None]
-        scores = np.where(np.arange(seq_len) <= position, scores, -np.inf)
+        query = np.arange(num_keys - num_queries, num_keys)[:, None]
+        key = np.arange(num_keys)
+        seen = key <= query
+        if window is not None:
+            seen &= key > query - window
+        scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    out: Array = weights.reshape(num_kv_heads, group * num_queries, seq_len) @ v.transpose(1, 0, 2)
+    out: Array = weights.reshape(num_kv_heads, group * num_queries, num_keys) @ v.transpose(1, 0, 2)
     out = out.reshape(num_kv_heads, group, num_queries, head_dim)
     return out.transpose(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)

@@ -45,7 +45,7 @@ def build_engine(config: EngineConfig) -> Engine:
         available_bytes=max(0, available_memory() - weights),
     )
     backend = ReferenceBackend(
-        model.spec,
+        model.spec.for_context(resolved.max_model_len),
         model.tensors,
         num_blocks=resolved.num_kv_blocks,
         block_size=config.block_size,
@@ -57,8 +57,7 @@ def build_engine(config: EngineConfig) -> Engine:
         config.block_size,
         policy,
         enable_prefix_caching=config.enable_prefix_caching,
-        # Whatever makes other keys and values out of the same tokens belongs here.
-        model=b"/".join((model.fingerprint, config.backend.encode(), config.kv_dtype.encode())),
+        model=_cache_identity(model, resolved),
     )
     core = EngineCore(
         backend,
@@ -71,3 +70,13 @@ def build_engine(config: EngineConfig) -> Engine:
         seed=config.seed,
     )
     return Engine(model, core, resolved)
+
+
+def _cache_identity(model: Model, resolved: ResolvedConfig) -> bytes:
+    """Return whatever makes other keys and values out of the same tokens."""
+    config = resolved.config
+    parts = [model.fingerprint, config.backend.encode(), config.kv_dtype.encode()]
+    choice = model.spec.rope_choice_for(resolved.max_model_len)
+    if choice is not None:
+        parts.append(choice.encode())
+    return b"/".join(parts)

@@ -14,6 +14,7 @@ from octavo.errors import ModelFileError
 from octavo.model.gguf import GGUFFile
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.quants import SUPPORTED_TYPES
+from octavo.model.weights import gguf_weights
 
 if TYPE_CHECKING:
     import os
@@ -138,6 +139,7 @@ def _spec_or_reason(file: GGUFFile) -> tuple[ModelSpec | None, str | None]:
     """Return the spec where there is one, and why the file cannot be run where it cannot."""
     try:
         spec = spec_from_gguf(file)
+        gguf_weights(file, spec)
     except ModelFileError as error:
         return None, str(error)
     try:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.model.chat import ChatTemplate
-from octavo.model.gguf import GGUFFile, GGUFTensor
+from octavo.model.gguf import GGUFFile
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.store import ensure_model
 from octavo.model.tokenizer import Tokenizer
+from octavo.model.weights import gguf_weights
 
 if TYPE_CHECKING:
     import os
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo.model.spec import ModelSpec
+    from octavo.model.views import WeightTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Model:
 
     path: Path
     spec: ModelSpec
-    tensors: Mapping[str, GGUFTensor]
+    tensors: Mapping[str, WeightTensor]
+    """Under the names that `weights.py` lists."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     """None where the file has none: no template is invented."""
@@ -41,7 +44,9 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     path = ensure_model(name_or_path)
     file = GGUFFile.open(path)
     spec = spec_from_gguf(file)
+    tensors = gguf_weights(file, spec)
+    file.require_supported()
     tokenizer = Tokenizer.from_gguf(file.metadata)
     source = file.metadata.get("tokenizer.chat_template")
     template = ChatTemplate(source, tokenizer) if isinstance(source, str) else None
-    return Model(path, spec, file.tensors, tokenizer, template, file.fingerprint)
+    return Model(path, spec, tensors, tokenizer, template, file.fingerprint)
