@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo.model.spec import ModelSpec
-    from octavo.model.views import WeightTensor
+    from octavo.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Model:
 
     path: Path
     spec: ModelSpec
-    tensors: Mapping[str, WeightTensor]
+    tensors: Mapping[str, Tensor]
     """Under the names that `weights.py` lists."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None

@@ -1,4 +1,4 @@
-"""A weight as a file holds it, and views that make it what a decoder reads.
+"""Views that make a weight, as a file holds it, what a decoder reads.
 
 Nothing is read or copied before somebody asks for the values. Knows no names and no families.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,43 +17,14 @@ from octavo.model.quants import GGMLType, dequantize
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-
-class WeightTensor(Protocol):
-    """A weight as its file holds it, or a view of one."""
-
-    @property
-    def name(self) -> str:
-        """What the file calls it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major."""
-
-    @property
-    def num_elements(self) -> int:
-        """The number of values."""
-
-    @property
-    def type(self) -> GGMLType:
-        """How `data` holds the values."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The length of `data`."""
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The bytes as stored, row after row."""
-
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the values as float32, in `shape`."""
+    from octavo.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _View(ABC):
     """A weight made of another one when it is asked for; as such it is float32."""
 
-    source: WeightTensor
+    source: Tensor
 
     @property
     def name(self) -> str:

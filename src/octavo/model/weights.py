@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from octavo.model.families import Family
     from octavo.model.gguf import GGUFFile
     from octavo.model.spec import ModelSpec
-    from octavo.model.views import WeightTensor
+    from octavo.model.tensor import Tensor
 
 _MAX_FAULTS_SHOWN: Final = 8
 _HF_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -53,7 +53,7 @@ class _Place:
     transposed: bool = False
     plus_one: bool = False
 
-    def view(self, tensor: WeightTensor) -> WeightTensor:
+    def view(self, tensor: Tensor) -> Tensor:
         """Return the weight, given the file's tensor."""
         if self.transposed:
             tensor = Transposed(tensor)
@@ -64,7 +64,7 @@ class _Place:
         return tensor
 
 
-def gguf_weights(file: GGUFFile, spec: ModelSpec) -> dict[str, WeightTensor]:
+def gguf_weights(file: GGUFFile, spec: ModelSpec) -> dict[str, Tensor]:
     """Return the weights of a GGUF file whose spec is `spec`.
 
     Raises `ModelFileError` where a tensor is missing, superfluous or mis-shaped. Their types are
@@ -75,8 +75,8 @@ def gguf_weights(file: GGUFFile, spec: ModelSpec) -> dict[str, WeightTensor]:
 
 
 def hf_weights(
-    tensors: Mapping[str, WeightTensor], spec: ModelSpec, path: str | os.PathLike[str]
-) -> dict[str, WeightTensor]:
+    tensors: Mapping[str, Tensor], spec: ModelSpec, path: str | os.PathLike[str]
+) -> dict[str, Tensor]:
     """Return the weights among the tensors of a Hugging Face folder whose spec is `spec`.
 
     ``path`` is for messages. Raises `ModelFileError` as `gguf_weights` does.
@@ -175,10 +175,10 @@ def _hf_name(name: str, family: Family) -> str:
 
 def _find(
     places: Mapping[str, _Place],
-    tensors: Mapping[str, WeightTensor],
+    tensors: Mapping[str, Tensor],
     unused: Iterable[str],
     path: str | os.PathLike[str],
-) -> dict[str, WeightTensor]:
+) -> dict[str, Tensor]:
     """Hold the file's tensors against what the decoder reads, name all that differ, make views."""
     wanted = {place.name: place for place in places.values()}
     faults = [
@@ -196,7 +196,7 @@ def _find(
     return {name: place.view(tensors[place.name]) for name, place in places.items()}
 
 
-def _fault(place: _Place, tensor: WeightTensor | None) -> str | None:
+def _fault(place: _Place, tensor: Tensor | None) -> str | None:
     """Return what is wrong with a tensor, None where nothing is."""
     if tensor is None:
         return f"{place.name} {place.shape} is missing"
