@@ -142,10 +142,10 @@ def test_the_table_is_sorted_and_names_what_can_be_typed() -> None:
     ]
     text = choices_text(HubName("org/repo", "v1", "Q2_K"), listed)
     assert [" ".join(line.split()) for line in text.splitlines()] == [
-        "0.0 MB F16 hf:org/repo@v1:F16 (in 2 parts: not supported yet)",
-        "750.0 MB Q4_0 hf:org/repo@v1:Q4_0",
-        "1.5 GB Q8_0 hf:org/repo@v1:m-Q8_0.gguf",
-        "2.0 GB Q8_0 hf:org/repo@v1:other one-Q8_0.gguf",
+        "2.0 KiB F16 hf:org/repo@v1:F16 (in 2 parts: not supported yet)",
+        "715.3 MiB Q4_0 hf:org/repo@v1:Q4_0",
+        "1.4 GiB Q8_0 hf:org/repo@v1:m-Q8_0.gguf",
+        "1.9 GiB Q8_0 hf:org/repo@v1:other one-Q8_0.gguf",
         "To take one: octavo pull hf:org/repo@v1:Q4_0",
     ]
 

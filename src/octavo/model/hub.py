@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from octavo.config import format_bytes
 from octavo.errors import DownloadError, ModelNotFoundError
 from octavo.model.hub_cache import (
     HubModel,
@@ -34,7 +35,6 @@ from octavo.model.hub_name import (
     folder_files,
     matching,
     parse_hub_name,
-    size_text,
 )
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _require_space(
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise DownloadError(
-            f"{name} needs {size_text(needed)} more and {cache} has {size_text(free)} free; free "
+            f"{name} needs {format_bytes(needed)} more and {cache} has {format_bytes(free)} free; free "
             "some, or set HF_HUB_CACHE to a folder on another disk"
         )
 

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from octavo.config import format_bytes
 from octavo.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def choices_text(name: HubName, files: Sequence[HubFile]) -> str:
         split = choice.num_parts > 1
         note = f"  (in {choice.num_parts} parts: not supported yet)" if split else ""
         lines.append(
-            f"  {size_text(choice.num_bytes):>8}  {choice.quant or '?':<10}  {label}{note}"
+            f"  {format_bytes(choice.num_bytes):>9}  {choice.quant or '?':<10}  {label}{note}"
         )
         if not split:
             names.append(label)
@@ -208,11 +209,6 @@ def choices_text(name: HubName, files: Sequence[HubFile]) -> str:
 def ambiguity(name: HubName, files: Sequence[HubFile], where: str) -> str:
     """Return the message for a name that means more than one model."""
     return f"{name} may mean several models {where}; say which:\n{choices_text(name, files)}"
-
-
-def size_text(num_bytes: int) -> str:
-    """Return a size for people, in decimal units."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _is_part(text: str) -> bool:
