@@ -199,8 +199,8 @@ def _require_space(
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise DownloadError(
-            f"{name} needs {format_bytes(needed)} more and {cache} has {format_bytes(free)} free; free "
-            "some, or set HF_HUB_CACHE to a folder on another disk"
+            f"{name} needs {format_bytes(needed)} more and {cache} has {format_bytes(free)} free; "
+            "free some, or set HF_HUB_CACHE to a folder on another disk"
         )
 
 
