@@ -7,7 +7,8 @@ A request's block table, in the order of its tokens:
       shared through the tree         become published once computed     never published
 
 Published blocks stay in the tree when the last request lets them go, until the eviction policy
-names them. The rest goes straight to the free list and never enters the policy's order.
+names them. The rest goes straight to the free list and never enters the policy's order. Where every
+layer has a sliding window, leading blocks are let go on the way (`window.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from octavo.cache.block_pool import BlockPool
+from octavo.cache.invariants import check_cache
 from octavo.cache.keys import block_key, root_key
 from octavo.cache.radix_tree import Node, RadixTree
+from octavo.cache.window import NO_BLOCK, first_needed_block, usable_prefix
 from octavo.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -50,12 +53,20 @@ class PrefixMatch:
     nodes: list[Node]
     num_tokens: int
     """Tokens that need not be computed; at least one token of a request always is."""
+    first: int = 0
+    """The first node whose block is needed: those before it have left every window."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The blocks that the request will hold."""
+        return [node.block_id for node in self.nodes[self.first :]]
 
 
 class KVCacheManager:
     """Gives requests their blocks out of one pool, and shares the full ones by prefix.
 
     ``model`` is the fingerprint of whatever the keys and values depend on besides the tokens.
+    ``window`` is how many tokens, its own included, a query sees at most in any layer; None is all.
     """
 
     def __init__(
@@ -66,8 +77,10 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         model: bytes = b"",
+        window: int | None = None,
     ) -> None:
         self.block_size = block_size
+        self.window = window
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree()
@@ -89,7 +102,7 @@ class KVCacheManager:
     def num_idle(self, match: PrefixMatch) -> int:
         """Return how many of the matched blocks nobody holds: they count as available too."""
         counts = self.pool.ref_counts
-        return sum(1 for node in match.nodes if counts[node.block_id] == 0)
+        return sum(1 for block_id in match.block_ids if counts[block_id] == 0)
 
     def num_freed_by(self, requests: Sequence[Request], match: PrefixMatch) -> int:
         """Return how many blocks become available if ``requests`` let go of theirs.
@@ -97,8 +110,8 @@ class KVCacheManager:
         Blocks of ``match`` are not counted: whoever is admitted with it needs them.
         """
         held = Counter(chain.from_iterable(request.block_table for request in requests))
-        for node in match.nodes:
-            held.pop(node.block_id, None)
+        for block_id in (NO_BLOCK, *match.block_ids):
+            held.pop(block_id, None)
         counts = self.pool.ref_counts
         return sum(1 for block_id, count in held.items() if counts[block_id] == count)
 
@@ -112,7 +125,13 @@ class KVCacheManager:
             return PrefixMatch([], 0)
         self._extend_keys(request, request.num_tokens)
         nodes = self.tree.match_prefix(request.block_keys)
-        return PrefixMatch(nodes, min(len(nodes) * self.block_size, request.num_tokens - 1))
+        first = 0
+        if self.window is not None:
+            del nodes[usable_prefix(nodes, request.num_tokens, self.window, self.block_size) :]
+        num_tokens = min(len(nodes) * self.block_size, request.num_tokens - 1)
+        if self.window is not None:
+            first = first_needed_block(num_tokens, len(nodes), self.window, self.block_size)
+        return PrefixMatch(nodes, num_tokens, first)
 
     def is_blocked(self, request: Request) -> bool:
         """Return whether the block that ``request`` was passed over for is still being computed."""
@@ -176,43 +195,53 @@ class KVCacheManager:
         self._in_flight.difference_update(keys[first:stop])
         # What another request published meanwhile comes first: nothing hangs below a missing key.
         for i in range(first, stop):
-            node = self.tree.get(keys[i])
+            key, node = keys[i], self.tree.get(keys[i])
+            parent_key = None if parent is None else parent.key
             if node is None:
                 run = keys[i:stop]
                 self.tree.insert(run, table[i:stop], parent)
-                self.policy.on_insert(run, None if parent is None else parent.key)
+                self.policy.on_insert(run, parent_key)
                 break
-            self._adopt(request, i, node)
+            if node.block_id == NO_BLOCK:
+                node.block_id = table[i]
+                self.policy.on_insert((key,), parent_key)
+            else:
+                self._adopt(request, i, node)
             parent = node
         request.num_published_blocks = stop
 
+    def leave_window(self, request: Request) -> None:
+        """Let go of the blocks of ``request`` that none of its later tokens will see."""
+        if self.window is None:
+            return
+        first, table = request.num_dropped_blocks, request.block_table
+        full = request.num_published_blocks if self.enable_prefix_caching else len(table)
+        stop = first_needed_block(request.num_computed_tokens, full, self.window, self.block_size)
+        if stop > first:
+            self._let_go(request, first, stop)
+            table[first:stop] = [NO_BLOCK] * (stop - first)
+            request.num_dropped_blocks = stop
+
     def free(self, request: Request) -> None:
         """Take everything from ``request``: it is preempted, or it has ended."""
-        keys, table = request.block_keys, request.block_table
-        published = request.num_published_blocks
-        block_ids = table[::-1]  # tail first
-        left = self.pool.release(block_ids)
-        num_own = len(table) - published
-        own = zip(block_ids[:num_own], left, strict=False)
-        self.pool.free(block_id for block_id, count in own if not count)
-        shared = zip(reversed(keys[:published]), left[num_own:], strict=True)
-        idle = [key for key, count in shared if not count]
-        if idle:
-            self.policy.on_evictable(idle)
+        keys, published = request.block_keys, request.num_published_blocks
+        self._let_go(request, request.num_dropped_blocks, len(request.block_table))
         self._in_flight.difference_update(keys[published : request.num_awaited_blocks])
         if request.num_missed_blocks > published:
-            self.policy.on_remove(keys[published : request.num_missed_blocks])
+            self.policy.on_remove(self._missing(keys[published : request.num_missed_blocks]))
         request.num_awaited_blocks = 0
         request.num_missed_blocks = 0
         request.num_published_blocks = 0
+        request.num_dropped_blocks = 0
         request.blocked_on = None
-        table.clear()
+        request.block_table.clear()
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let ``child`` hold every block of ``parent``; the first to write the tail copies it."""
         assert not child.block_table, "a fork starts with no block of its own"
-        self.pool.share(parent.block_table)
+        self.pool.share(parent.block_table[parent.num_dropped_blocks :])
         child.block_table = list(parent.block_table)
+        child.num_dropped_blocks = parent.num_dropped_blocks
         child.num_published_blocks = parent.num_published_blocks
 
     def take_block_copies(self) -> list[tuple[int, int]]:
@@ -227,18 +256,27 @@ class KVCacheManager:
     # -- what a policy may ask (CacheOwner) ---------------------------------------------------
 
     def is_leaf(self, key: Hashable) -> bool:
-        """Return whether no cached block continues the block of ``key``."""
-        return self.tree.is_leaf(key)
+        """Return whether the block of ``key`` may be given up before any other.
+
+        Without windows that is: no cached block continues it.
+        """
+        return self.window is not None or self.tree.is_leaf(key)
 
     def bury(self, key: Hashable) -> Hashable | None:
         """Give up the block of ``key``; return its parent's key if that lost its last child and
         is held by nobody."""
+        if self.window is not None and not self.tree.is_leaf(key):
+            node = self.tree.get(key)
+            assert node is not None
+            self._buried.append(node.block_id)
+            node.block_id = NO_BLOCK
+            return None
         node = self.tree.remove(key)
         self._buried.append(node.block_id)
         parent = node.parent
-        if parent is None or parent.num_children or self.pool.ref_counts[parent.block_id]:
+        if parent is None or parent.num_children or parent.block_id == NO_BLOCK:
             return None
-        return parent.key
+        return None if self.pool.ref_counts[parent.block_id] else parent.key
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -248,27 +286,7 @@ class KVCacheManager:
         With ``requests``, every request that may hold a block, the reference counts are checked
         against their block tables too.
         """
-        counts = self.pool.ref_counts
-        idle = sum(1 for node in self.tree if counts[node.block_id] == 0)
-        self.pool.check_invariants(idle=idle)
-        self.tree.check_invariants(self.pool)
-        if idle != self.policy.num_evictable:
-            raise InvariantError(
-                f"{idle} cached blocks are held by nobody, the policy counts "
-                f"{self.policy.num_evictable}"
-            )
-        if requests is None:
-            return
-        held = [0] * self.pool.num_blocks
-        for request in requests:
-            for i, block_id in enumerate(request.block_table):
-                held[block_id] += 1
-                if i < request.num_published_blocks:
-                    node = self.tree.get(request.block_keys[i])
-                    if node is None or node.block_id != block_id:
-                        raise InvariantError(f"{request!r} holds a block that its key does not")
-        if held != counts:
-            raise InvariantError("the reference counts are not what the block tables hold")
+        check_cache(self, requests)
 
     # -- details ------------------------------------------------------------------------------
 
@@ -312,9 +330,11 @@ class KVCacheManager:
         nodes, keys = match.nodes, request.block_keys
         num_matched = len(nodes)
         first_time = request.num_cached_tokens is None
-        table = [node.block_id for node in nodes]
-        self.pool.share(table)
-        request.block_table.extend(table)
+        block_ids = match.block_ids
+        self.pool.share(block_ids)
+        request.block_table.extend([NO_BLOCK] * match.first)
+        request.block_table.extend(block_ids)
+        request.num_dropped_blocks = match.first
         request.num_published_blocks = num_matched
         request.num_computed_tokens = match.num_tokens
         request.blocked_on = None
@@ -323,14 +343,36 @@ class KVCacheManager:
             self.stats.prefix_queries += request.num_prompt_tokens
             self.stats.prefix_hits += match.num_tokens
         if nodes:
-            self.policy.on_hit(keys[:num_matched], promote=first_time)
+            self.policy.on_hit(keys[match.first : num_matched], promote=first_time)
         missed = keys[num_matched:]
         if missed and not request.skips_prefix_reads:
             self._in_flight.update(missed)
             request.num_awaited_blocks = len(keys)
             if first_time:
-                self.policy.on_miss(missed)
+                self.policy.on_miss(self._missing(missed))
                 request.num_missed_blocks = len(keys)
+
+    def _missing(self, keys: Sequence[Hashable]) -> Sequence[Hashable]:
+        """Return those of ``keys`` that are not cached: all, but where windows leave gaps."""
+        if self.window is None:
+            return keys
+        nodes = ((key, self.tree.get(key)) for key in keys)
+        return [key for key, node in nodes if node is None or node.block_id == NO_BLOCK]
+
+    def _let_go(self, request: Request, first: int, stop: int) -> None:
+        """Give back the blocks ``first`` to ``stop`` - 1 of ``request``, tail first."""
+        published = request.num_published_blocks
+        block_ids = request.block_table[first:stop][::-1]
+        left = self.pool.release(block_ids)
+        num_own = max(0, stop - max(published, first))
+        own = zip(block_ids[:num_own], left, strict=False)
+        self.pool.free(block_id for block_id, count in own if not count)
+        shared = zip(
+            reversed(request.block_keys[first : min(published, stop)]), left[num_own:], strict=True
+        )
+        idle = [key for key, count in shared if not count]
+        if idle:
+            self.policy.on_evictable(idle)
 
     def _evict(self, count: int, incoming: Hashable | None) -> None:
         if self.policy.evict(count, incoming) is None:

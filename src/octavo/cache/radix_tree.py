@@ -6,12 +6,16 @@ from the root is found by looking up one key after another, and nodes never spli
         keys of a prompt:   k0      k1      k2      k3
         tree:               k0 ───► k1 ───► k2              match_prefix finds k0, k1, k2
                               └───► k1' ──► k2'             (another prompt, same first block)
+
+A node that must give up its block before its children is hollow (see `window.py`); without sliding
+windows there is none.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.cache.window import NO_BLOCK
 from octavo.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -77,21 +81,27 @@ class RadixTree:
             parent = node
 
     def remove(self, key: Hashable) -> Node:
-        """Take a leaf out and return it."""
+        """Take a leaf out and return it, with the hollow ancestors that have no child any more."""
         node = self._nodes.pop(key)
         if node.num_children:
             raise InvariantError(f"a block with {node.num_children} children was removed")
         parent = node.parent
         if parent is not None:
             parent.num_children -= 1
+            if parent.block_id == NO_BLOCK and not parent.num_children:
+                self.remove(parent.key)
         return node
 
     def is_leaf(self, key: Hashable) -> bool:
         """Return whether nothing continues the block of ``key``."""
         return self._nodes[key].num_children == 0
 
-    def check_invariants(self, pool: BlockPool) -> None:
-        """Raise `InvariantError` unless links, counts and blocks agree, recomputed from scratch."""
+    def check_invariants(self, pool: BlockPool | None) -> None:
+        """Raise `InvariantError` unless links, counts and blocks agree, recomputed from scratch.
+
+        With ``pool``, a block may not be held more often than its parent, nor may a node be
+        hollow: that is so where no request lets go of a part of its blocks.
+        """
         children: dict[Hashable, int] = {}
         blocks: set[int] = set()
         for key, node in self._nodes.items():
@@ -99,15 +109,20 @@ class RadixTree:
                 raise InvariantError("a node lies under a key that is not its own")
             if node.block_id in blocks:
                 raise InvariantError(f"block {node.block_id} is in the tree twice")
-            blocks.add(node.block_id)
+            if node.block_id != NO_BLOCK:
+                blocks.add(node.block_id)
+            elif pool is not None or not node.num_children:
+                raise InvariantError("a node is hollow")
             parent = node.parent
             if parent is None:
                 continue
             if self._nodes.get(parent.key) is not parent:
                 raise InvariantError("a node's parent is not in the tree")
+            children[parent.key] = children.get(parent.key, 0) + 1
+            if pool is None:
+                continue
             if pool.ref_counts[parent.block_id] < pool.ref_counts[node.block_id]:
                 raise InvariantError("a block is referenced more often than its parent")
-            children[parent.key] = children.get(parent.key, 0) + 1
         for key, node in self._nodes.items():
             if node.num_children != children.get(key, 0):
                 raise InvariantError("a node's count of children is wrong")

@@ -58,6 +58,7 @@ def build_engine(config: EngineConfig) -> Engine:
         policy,
         enable_prefix_caching=config.enable_prefix_caching,
         model=_cache_identity(model, resolved),
+        window=model.spec.cache_window,
     )
     core = EngineCore(
         backend,

@@ -55,6 +55,7 @@ class Request:
         "num_awaited_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_dropped_blocks",
         "num_lost_tokens",
         "num_missed_blocks",
         "num_preemptions",
@@ -123,6 +124,8 @@ class Request:
         """The chained keys of the full blocks known so far."""
         self.num_published_blocks = 0
         """How many leading blocks of the table are in the prefix tree."""
+        self.num_dropped_blocks = 0
+        """How many leading blocks it holds no more: they have left every layer's window."""
         self.num_awaited_blocks = 0
         """Up to which key others may wait for what this request is computing."""
         self.num_missed_blocks = 0

@@ -135,6 +135,7 @@ class Scheduler:
                 touched.append(request)
                 continue
             self.cache.publish(request)
+            self.cache.leave_window(request)
             if result is None:
                 continue
             choices = self._fork(request, len(result.token_ids) - 1)

