@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.backends.reference import ReferenceBackend
-from octavo.model.spec import ModelSpec
+from octavo.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -23,10 +26,22 @@ class Weight:
         return self.values
 
 
-def random_spec(**changes: object) -> ModelSpec:
+ROPE = RopeSpec(theta=10_000.0, dim=8, layout="interleaved")
+HALF = replace(ROPE, layout="half")
+
+
+def random_spec(
+    *,
+    num_layers: int = 2,
+    rope: RopeSpec = ROPE,
+    windows: Sequence[int | None] = (None,),
+    **changes: object,
+) -> ModelSpec:
+    """Return a small spec; the layers take turns with ``windows``."""
+    layers = tuple(LayerSpec(rope, windows[i % len(windows)]) for i in range(num_layers))
     fields: dict[str, object] = {
         "architecture": "llama",
-        "num_layers": 2,
+        "layers": layers,
         "hidden_size": 24,
         "intermediate_size": 40,
         "num_heads": 4,
@@ -34,10 +49,7 @@ def random_spec(**changes: object) -> ModelSpec:
         "head_dim": 8,
         "vocab_size": 61,
         "context_length": 256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
-        "rope_dim": 8,
-        "rope_layout": "interleaved",
+        "norm_eps": 1e-5,
         "tied_embeddings": True,
     }
     return ModelSpec(**{**fields, **changes})
@@ -46,12 +58,15 @@ def random_spec(**changes: object) -> ModelSpec:
 VARIANTS = {
     "group 1": random_spec(num_kv_heads=4),
     "group 2": random_spec(),
-    "group 3, half": random_spec(num_heads=6, rope_layout="half"),
+    "group 3, half": random_spec(num_heads=6, rope=HALF),
     "separate head": random_spec(tied_embeddings=False),
-    "bias": random_spec(attention_bias=True, rope_layout="half"),
-    "q/k norm": random_spec(qk_norm=True, rope_layout="half", num_heads=2, num_kv_heads=1),
-    "part of a head rotated": random_spec(rope_dim=4),
-    "part, half": random_spec(rope_dim=6, rope_layout="half", rope_theta=500.0),
+    "bias": random_spec(attention_bias=True, rope=HALF),
+    "q/k norm": random_spec(qk_norm=True, rope=HALF, num_heads=2, num_kv_heads=1),
+    "part of a head rotated": random_spec(rope=replace(ROPE, dim=4)),
+    "part, half": random_spec(rope=replace(HALF, dim=6, theta=500.0)),
+    "window of one size": random_spec(windows=(20,)),
+    "windows of two sizes": random_spec(windows=(9, 21)),
+    "window beside a whole layer": random_spec(windows=(13, None)),
 }
 
 

@@ -27,52 +27,55 @@ def naive_logits(spec: ModelSpec, tensors: dict, token_ids: Sequence[int]) -> np
 
     def norm(vector, name):
         mean = sum(value * value for value in vector) / len(vector)
-        return vector / math.sqrt(mean + spec.rms_norm_eps) * weights[f"{name}.weight"]
+        return vector / math.sqrt(mean + spec.norm_eps) * weights[f"{name}.weight"]
 
     def project(vector, name):
         return weights[f"{name}.weight"] @ vector + weights.get(f"{name}.bias", 0.0)
 
-    def rotate(head, position):
+    def rotate(head, position, rope):
         out = head.copy()
-        for i in range(spec.rope_dim // 2):
-            if spec.rope_layout == "interleaved":
+        for i in range(rope.dim // 2):
+            if rope.layout == "interleaved":
                 first, second = 2 * i, 2 * i + 1
             else:
-                first, second = i, i + spec.rope_dim // 2
-            angle = position * spec.rope_theta ** (-2 * i / spec.rope_dim)
+                first, second = i, i + rope.dim // 2
+            angle = position * rope.theta ** (-2 * i / rope.dim)
             turn = complex(head[first], head[second]) * complex(math.cos(angle), math.sin(angle))
             out[first], out[second] = turn.real, turn.imag
         return out
 
-    def heads(vector, count, position, norm_name):
+    def heads(vector, count, position, norm_name, rope=None):
         split = [vector[i * spec.head_dim : (i + 1) * spec.head_dim] for i in range(count)]
         if norm_name is None:
             return split
         if spec.qk_norm:
             split = [norm(head, norm_name) for head in split]
-        return [rotate(head, position) for head in split]
+        return [rotate(head, position, rope) for head in split]
 
     hidden = [weights["token_embd.weight"][token] for token in token_ids]
     for layer in range(spec.num_layers):
         blk = f"blk.{layer}."
+        rope, window = spec.layers[layer].rope, spec.layers[layer].window
         keys, values, queries = [], [], []
         for position, x in enumerate(hidden):
             x = norm(x, blk + "attn_norm")
             q, k, v = (project(x, f"{blk}attn_{name}") for name in "qkv")
-            queries.append(heads(q, spec.num_heads, position, blk + "attn_q_norm"))
-            keys.append(heads(k, spec.num_kv_heads, position, blk + "attn_k_norm"))
+            queries.append(heads(q, spec.num_heads, position, blk + "attn_q_norm", rope))
+            keys.append(heads(k, spec.num_kv_heads, position, blk + "attn_k_norm", rope))
             values.append(heads(v, spec.num_kv_heads, position, None))
         for position in range(len(hidden)):
+            seen = range(max(0, position - window + 1) if window else 0, position + 1)
             mixed = []
             for head in range(spec.num_heads):
                 shared = head // (spec.num_heads // spec.num_kv_heads)
                 scores = [
                     float(queries[position][head] @ keys[past][shared]) / math.sqrt(spec.head_dim)
-                    for past in range(position + 1)
+                    for past in seen
                 ]
                 shares = [math.exp(score - max(scores)) for score in scores]
                 mixed.append(
-                    sum(w * values[past][shared] for past, w in enumerate(shares)) / sum(shares)
+                    sum(w * values[past][shared] for past, w in zip(seen, shares, strict=True))
+                    / sum(shares)
                 )
             x = hidden[position] + project(np.concatenate(mixed), blk + "attn_output")
             y = norm(x, blk + "ffn_norm")

@@ -17,6 +17,8 @@ from octavo.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from octavo.cache.eviction import EvictionPolicy
+
 
 def make_request(name: str, tokens: Sequence[int], *, salt: str = "", **params: object) -> Request:
     return Request(name, list(tokens), SamplingParams(**params), cache_salt=salt)
@@ -50,7 +52,7 @@ class ShadowKV:
         """Fail unless the first ``stop`` positions hold what ``request`` would have written."""
         size, table = self.block_size, request.block_table
         contents = history(request)
-        for position in range(stop):
+        for position in range(request.num_dropped_blocks * size, stop):
             slot = table[position // size] * size + position % size
             assert self.slots.get(slot) == contents[position], (
                 f"{request!r} reads a foreign or stale slot {slot} at position {position}"
@@ -71,10 +73,21 @@ class CacheDriver:
     """A cache, its fake content, and the requests that hold blocks; checks after every verb."""
 
     def __init__(
-        self, num_blocks: int, block_size: int = 4, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int = 4,
+        *,
+        enable_prefix_caching: bool = True,
+        window: int | None = None,
+        policy: type[EvictionPolicy] = LRU,
     ) -> None:
         self.cache = KVCacheManager(
-            num_blocks, block_size, LRU, enable_prefix_caching=enable_prefix_caching, model=b"m"
+            num_blocks,
+            block_size,
+            policy,
+            enable_prefix_caching=enable_prefix_caching,
+            model=b"m",
+            window=window,
         )
         self.kv = ShadowKV(block_size)
         self.requests: list[Request] = []
@@ -145,6 +158,7 @@ class CacheDriver:
         self.kv.check(request, request.num_computed_tokens + count)
         request.num_computed_tokens += count
         self.cache.publish(request)
+        self.cache.leave_window(request)
         self.check()
 
     def serve(self, request: Request) -> Request:

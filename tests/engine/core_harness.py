@@ -37,7 +37,13 @@ def make_core(
     capacity = min(spec.context_length, num_blocks * block_size)
     return EngineCore(
         wrap(random_backend(spec, num_blocks=num_blocks, block_size=block_size)),
-        KVCacheManager(num_blocks, block_size, LRU, enable_prefix_caching=caching),
+        KVCacheManager(
+            num_blocks,
+            block_size,
+            LRU,
+            enable_prefix_caching=caching,
+            window=spec.cache_window,
+        ),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(budget, max_num_seqs),
         max_model_len=max_model_len or capacity,
