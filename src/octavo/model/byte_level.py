@@ -10,8 +10,7 @@ This module must not know where the vocabulary comes from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
@@ -24,6 +23,7 @@ from octavo.model.vocabulary import (
     USER_DEFINED,
     Encoders,
     byte_pair_model,
+    merge_pairs,
 )
 
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ def byte_level_encoders(
         if types[i] in (CONTROL, UNKNOWN):
             del vocabulary[tokens[i]]
     user_defined = [tokens[i] for i in others if types[i] == USER_DEFINED and tokens[i]]
-    pairs: list[Any] = list(map(tuple, map(str.split, merges, repeat(" "))))
-    if set(map(len, pairs)) - {2}:
-        n = next(n for n, pair in enumerate(pairs) if len(pair) != 2)
-        raise ModelFileError(f"{where}[{n}] is {merges[n]!r}; it must be 'left right'")
+    pairs = merge_pairs(merges, where)
     model = byte_pair_model(vocabulary, pairs, where, ignore_merges=rule.ignore_merges)
     encoder = tokenizers.Tokenizer(model)
     if rule.nfc:

@@ -31,6 +31,7 @@ from octavo.model.vocabulary import (
     byte_level_bytes,
     byte_pair_model,
     check_unicode,
+    merge_pairs,
     spm_bytes,
 )
 
@@ -161,12 +162,11 @@ def _encoders(
     where: str,
 ) -> Encoders:
     """The library's tokenizers for the places where a text may stand; see ``Encoders``."""
-    # A merge that makes what was left out, a control token, is left out with it.
-    pairs = [pair for pair in _pairs(model, where) if "".join(pair) in vocabulary]
     bpe = byte_pair_model(
         vocabulary,
-        pairs,
+        merge_pairs(entry(model, "merges", list, [], where), f"{where}: merges"),
         f"{where}: merges",
+        drop_unknown=True,  # what makes a control token is left out with it
         byte_fallback=entry(model, "byte_fallback", bool, False, where),
         ignore_merges=entry(model, "ignore_merges", bool, False, where),
     )
@@ -194,15 +194,6 @@ def _encoders(
     if not _prefixes_space(file, where):
         return Encoders(start, start, start)
     return Encoders(start, encoder(_without_first_prefix), encoder(_without_prefix))
-
-
-def _pairs(model: dict[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    """The merges, which old files write as one string and new ones as a list of two."""
-    for n, merge in enumerate(entry(model, "merges", list, [], where)):
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2 or not all(type(p) is str for p in pair):
-            raise ModelFileError(f"{where}: merges[{n}] is {merge!r}; it must be two strings")
-        yield pair[0], pair[1]
 
 
 def _frame(parts: dict[str, Any], where: str) -> tokenizers.Tokenizer:
@@ -293,7 +284,7 @@ def _named_ids(config: FolderConfig, tokens: list[str]) -> dict[str, int]:
 
 
 def _adds(file: dict[str, Any], config: FolderConfig, role: str, literal: str | None) -> bool:
-    """Whether a text gets that token: as tokenizer_config.json says, else as tokenizer.json does."""
+    """Whether a text gets it: as tokenizer_config.json says, else as tokenizer.json does."""
     flag = config.flag(f"add_{role}_token")
     if flag is not None:
         return flag

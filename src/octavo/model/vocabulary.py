@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, compress, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import models
@@ -96,11 +97,30 @@ def spm_bytes(token: str, kind: int) -> bytes:
     return token.encode()
 
 
+def merge_pairs(merges: list[Any], where: str) -> list[tuple[str, str]]:
+    """The pairs of merges that are written as 'left right' or as a list of two.
+
+    Raises ModelFileError where one is neither; ``where`` names the merges.
+    """
+    kinds = set(map(type, merges))
+    split = map(str.split, merges, repeat(" ")) if kinds == {str} else iter(merges)
+    if kinds <= {str} or kinds == {list}:  # whole lists at once: there may be 300 thousand
+        pairs = list(map(tuple, split))
+        if set(map(len, pairs)) <= {2} and set(map(type, chain.from_iterable(pairs))) <= {str}:
+            return pairs
+    for n, merge in enumerate(merges):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or len(pair) != 2 or not all(type(p) is str for p in pair):
+            raise ModelFileError(f"{where}[{n}] is {merge!r}; it must be 'left right'")
+    raise ModelFileError(f"{where} has merges of both forms")
+
+
 def byte_pair_model(
     vocabulary: dict[str, int],
-    pairs: list[Any],
+    pairs: list[tuple[str, str]],
     where: str,
     *,
+    drop_unknown: bool = False,
     byte_fallback: bool = False,
     ignore_merges: bool = False,
 ) -> models.BPE:
@@ -108,14 +128,18 @@ def byte_pair_model(
 
     Raises ModelFileError where a merge's part or result is not in the vocabulary; ``where`` names
     the merges. The result is looked up here, the parts by the library, which is quicker at it but
-    panics where a result is missing.
+    panics where a result is missing. A merge with an unknown result is left out instead, if
+    ``drop_unknown``.
     """
     results = list(map("".join, pairs))
-    if not all(map(vocabulary.__contains__, results)):
-        n = next(n for n, result in enumerate(results) if result not in vocabulary)
-        raise ModelFileError(
-            f"{where}[{n}] is {' '.join(pairs[n])!r}, but {results[n]!r} is not a plain token"
-        )
+    known = list(map(vocabulary.__contains__, results))
+    if not all(known):
+        if not drop_unknown:
+            n = known.index(False)
+            raise ModelFileError(
+                f"{where}[{n}] is {' '.join(pairs[n])!r}, but {results[n]!r} is not a plain token"
+            )
+        pairs = list(compress(pairs, known))
     try:
         return models.BPE(
             vocabulary, pairs, byte_fallback=byte_fallback, ignore_merges=ignore_merges
