@@ -75,7 +75,7 @@ def test_merging_is_sentencepieces(seed: int, letters: str) -> None:
 
 
 def test_runs_of_spaces_with_one_score_merge_as_in_sentencepiece() -> None:
-    """Llama 2's runs of spaces all have one score; these are their lengths by id."""
+    """Mistral's runs of spaces, their lengths by id, as if all had one score."""
     runs = ["\u2581" * n for n in (2, 4, 8, 5, 16, 6, 12, 13, 10, 14, 3, 9, 7, 11)]
     scores = dict.fromkeys(runs, -1e9)
     tok = tokenizer(small_pieces(("\u2581", -1.0), *scores.items()), add_space_prefix=False)

@@ -30,7 +30,7 @@ from tokenizer_files import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAMILIES = ["llama2", "llama3", "qwen3"]
+FAMILIES = ["mistral", "llama3", "qwen3"]
 PARTS = [
     " ", "  ", "\t", "\n", "\r\n", "a", "e", "th", "er", "The", "=", "--", "/", "0", "12", "é",
     "e\u0301", "日", "本語", "한국", "😀", ".", "...", "'s", "'LL", "\u00a0", "Ⅷ", "½",
@@ -51,7 +51,7 @@ def from_folder(family: str) -> Tokenizer:
 @cache
 def from_gguf(family: str) -> Tokenizer:
     file = json.loads((real_folder(family) / "tokenizer.json").read_text(encoding="utf-8"))
-    if family == "llama2":
+    if family == "mistral":
         return Tokenizer.from_gguf(gguf_from_spm_json(file))
     return Tokenizer.from_gguf(gguf_from_json(file, PRE_NAMES[family]))
 
@@ -127,13 +127,14 @@ def test_no_control_literal_of_a_users_is_parsed(family: str) -> None:
 
 
 def test_names_and_ends() -> None:
-    qwen, llama3, llama2 = from_folder("qwen3"), from_folder("llama3"), from_folder("llama2")
+    qwen, llama3, mistral = from_folder("qwen3"), from_folder("llama3"), from_folder("mistral")
     assert qwen.eos_ids == {151643, 151645}
     assert qwen.named_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     assert llama3.eos_ids == {128001, 128009}
     assert llama3.named_tokens["bos_token"] == "<|begin_of_text|>"
-    assert llama2.eos_ids == {2}
-    assert (qwen.vocab_size, llama3.vocab_size, llama2.vocab_size) == (151669, 128256, 32000)
+    assert mistral.eos_ids == {2}
+    assert mistral.encode("Hello world") == [22557, 1526]
+    assert (qwen.vocab_size, llama3.vocab_size, mistral.vocab_size) == (151669, 128256, 32000)
 
 
 def test_the_real_templates_use_the_real_tokens() -> None:
