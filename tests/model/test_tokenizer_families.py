@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.model.detokenizer import Detokenizer
@@ -45,7 +45,6 @@ def byte_level(pre: str) -> Tokenizer:
 
 
 def spm(name: str) -> Tokenizer:
-    # The goldens are SentencePiece's: a literal gets no space after it.
     return Tokenizer.from_gguf(
         gguf_from_pieces(PIECES[name], pre="default", add_space_prefix=name == "spm_prefix")
     )
@@ -126,6 +125,7 @@ hostile = st.lists(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=40)
 @given(text=hostile)
 def test_plain_text_never_gives_a_control_token(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -151,6 +151,7 @@ def test_a_byte_token_is_not_reached_by_its_spelling() -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=40)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=SPACE_MARK)))
 def test_any_text_survives_the_round_trip(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -161,6 +162,7 @@ def test_any_text_survives_the_round_trip(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_pieces_of_a_stream_joined_equal_the_whole(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]

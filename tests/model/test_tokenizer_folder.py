@@ -384,6 +384,16 @@ def test_what_is_no_json_or_no_folder_is_refused(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("depth", [100, 200, 300, 400, 450])
+def test_deep_nesting_is_refused(depth: int, tmp_path: Path) -> None:
+    tree: Any = BYTE_LEVEL
+    for _ in range(depth):
+        tree = {"type": "Sequence", "pretokenizers": [tree]}
+    byte_level(tmp_path, pre_tokenizer=tree)
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_metaspace_of_another_character_is_refused(tmp_path: Path) -> None:
     spm_json(tmp_path, None, METASPACE | {"replacement": "_"})
     with pytest.raises(ModelFileError, match="a Metaspace of '_'"):

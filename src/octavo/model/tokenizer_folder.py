@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from octavo.errors import ModelFileError
+from octavo.model import space_prefix
 from octavo.model.folder_config import AddedToken, FolderConfig, added_token
 from octavo.model.json_files import entry, read_json_object
 from octavo.model.sentencepiece_file import read_sentencepiece
@@ -23,7 +24,6 @@ from octavo.model.vocabulary import (
     BYTE,
     CONTROL,
     NORMAL,
-    SPACE_MARK,
     UNUSED,
     USER_DEFINED,
     Encoders,
@@ -37,7 +37,7 @@ from octavo.model.vocabulary import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 def parts_from_folder(folder: str | os.PathLike[str]) -> TokenizerParts:
@@ -45,7 +45,10 @@ def parts_from_folder(folder: str | os.PathLike[str]) -> TokenizerParts:
     root = Path(folder)
     config = FolderConfig(root)
     if (root / "tokenizer.json").is_file():
-        return _from_json(root / "tokenizer.json", config)
+        try:
+            return _from_json(root / "tokenizer.json", config)
+        except RecursionError:
+            raise ModelFileError(f"{root / 'tokenizer.json'} is nested too deeply") from None
     if (root / "tokenizer.model").is_file():
         return _from_sentencepiece(root / "tokenizer.model", config)
     raise ModelFileError(f"{root} has neither a tokenizer.json nor a tokenizer.model")
@@ -66,7 +69,7 @@ def _from_json(path: Path, config: FolderConfig) -> TokenizerParts:
     by_fallback = entry(model, "byte_fallback", bool, False, where)
     if by_fallback:
         check_bytes(vocabulary)
-    elif not any(_nodes(file, "pre_tokenizer", "ByteLevel")):
+    elif not any(space_prefix.nodes(file.get("pre_tokenizer"), "ByteLevel")):
         raise ModelFileError(
             f"{where}: its BPE is neither byte-level nor has it byte_fallback, so that characters "
             "would be lost; that is not supported"
@@ -87,7 +90,7 @@ def _from_json(path: Path, config: FolderConfig) -> TokenizerParts:
         config.end_ids(len(tokens)),
         add_bos="bos" in named_ids and _adds(file, config, "bos", bos),
         add_eos="eos" in named_ids and _adds(file, config, "eos", eos),
-        space_prefix=by_fallback and _prefixes_space(file, where),
+        space_prefix=by_fallback and space_prefix.prefixes_space(file, where),
         lstrip_ids=frozenset(t.token_id for t in control if t.lstrip),
         rstrip_ids=frozenset(t.token_id for t in control if t.rstrip),
     )
@@ -171,29 +174,28 @@ def _encoders(
         ignore_merges=entry(model, "ignore_merges", bool, False, where),
     )
 
-    def encoder(change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> tokenizers.Tokenizer:
-        made = _frame(
-            {k: _changed(file.get(k), change) for k in ("normalizer", "pre_tokenizer")}, where
-        )
+    def encoder(treatment: dict[str, Any]) -> tokenizers.Tokenizer:
+        made = _frame(treatment, where)
         made.model = bpe  # type: ignore[assignment, unused-ignore]
-        made.add_tokens(
-            [
-                tokenizers.AddedToken(
-                    t.content,
-                    single_word=t.single_word,
-                    lstrip=t.lstrip,
-                    rstrip=t.rstrip,
-                    normalized=t.normalized,
-                )
-                for t in plain
-            ]
-        )
+        made.add_tokens([_library_token(token) for token in plain])
         return made
 
-    start = encoder(lambda node: node)
-    if not _prefixes_space(file, where):
+    start = encoder(space_prefix.start(file))
+    if not space_prefix.prefixes_space(file, where):
         return Encoders(start, start, start)
-    return Encoders(start, encoder(_without_first_prefix), encoder(_without_prefix))
+    return Encoders(
+        start, encoder(space_prefix.after_control(file)), encoder(space_prefix.continuing(file))
+    )
+
+
+def _library_token(token: AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+    )
 
 
 def _frame(parts: dict[str, Any], where: str) -> tokenizers.Tokenizer:
@@ -204,65 +206,6 @@ def _frame(parts: dict[str, Any], where: str) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library has no narrower class
         raise ModelFileError(f"{where}: the library cannot read it: {error}") from error
-
-
-# -- the space before a text -----------------------------------------------------------------------
-
-
-def _nodes(tree: dict[str, Any], key: str, kind: str) -> Iterator[dict[str, Any]]:
-    """The parts of that type of a normaliser or pre-tokenizer, which may be a sequence."""
-    node = tree.get(key)
-    if isinstance(node, dict):
-        if node.get("type") == kind:
-            yield node
-        for name in ("normalizers", "pretokenizers"):
-            children = node.get(name)
-            for child in children if isinstance(children, list) else []:
-                yield from _nodes({key: child}, key, kind)
-
-
-def _prefixes_space(file: dict[str, Any], where: str) -> bool:
-    for node in _nodes(file, "pre_tokenizer", "Metaspace"):
-        if node.get("replacement") != SPACE_MARK:
-            raise ModelFileError(f"{where}: a Metaspace of {node.get('replacement')!r}")
-    return any(_prepends(node) for node in _nodes(file, "normalizer", "Prepend")) or any(
-        _scheme(node) != "never" for node in _nodes(file, "pre_tokenizer", "Metaspace")
-    )
-
-
-def _prepends(node: dict[str, Any]) -> bool:
-    return node.get("type") == "Prepend" and node.get("prepend") == SPACE_MARK
-
-
-def _scheme(node: dict[str, Any]) -> object:
-    """Where a Metaspace prefixes: always, first or never; old files have a flag instead."""
-    old = "always" if node.get("add_prefix_space", True) else "never"
-    return node.get("prepend_scheme", old)
-
-
-def _changed(node: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
-    """The tree with each of its parts changed; a part that becomes None is left out."""
-    if not isinstance(node, dict):
-        return node
-    node = dict(node)
-    for name in ("normalizers", "pretokenizers"):
-        if isinstance(node.get(name), list):
-            parts = (_changed(child, change) for child in node[name])
-            node[name] = [part for part in parts if part is not None]
-    return change(node)
-
-
-def _without_first_prefix(node: dict[str, Any]) -> dict[str, Any] | None:
-    """For what comes after a control token, which is not the first of a text."""
-    if node.get("type") == "Metaspace" and _scheme(node) == "first":
-        return {**node, "prepend_scheme": "never", "add_prefix_space": False}
-    return node
-
-
-def _without_prefix(node: dict[str, Any]) -> dict[str, Any] | None:
-    if node.get("type") == "Metaspace":
-        return {**node, "prepend_scheme": "never", "add_prefix_space": False}
-    return None if _prepends(node) else node
 
 
 # -- roles -----------------------------------------------------------------------------------------
