@@ -235,9 +235,13 @@ def test_gpt2_keeps_digits_together() -> None:
     ("changes", "message"),
     [
         ({"model": None}, "model is missing; it must be a string"),
-        ({"model": "llama"}, "'llama', which is not supported"),
+        ({"model": "bert"}, "'bert', which is not supported"),
+        ({"model": "llama"}, "'smollm', which is not supported with"),
         ({"pre": None}, "pre is missing"),
-        ({"pre": "default"}, "'default', a pre-tokenizer that is not supported"),
+        (
+            {"pre": "default"},
+            "'default', a pre-tokenizer that is not supported; .*'qwen2', 'smaug-",
+        ),
         ({"tokens": None}, "tokens is missing; it must be a list of str"),
         ({"tokens": "abc"}, "tokens is of type str"),
         ({"tokens": ["a", 7]}, "tokens holds a int; every element must be str"),

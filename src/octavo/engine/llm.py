@@ -276,7 +276,7 @@ class LLM:
         found: dict[tuple[int, ...], None] = {}
         for word in params.bad_words or ():
             for form in (word.lstrip(), " " + word.lstrip()):
-                found[tuple(self.tokenizer.encode(form))] = None
+                found[tuple(self.tokenizer.encode(form, continuing=True))] = None
         return tuple(ids for ids in found if ids)
 
     @staticmethod

@@ -212,5 +212,5 @@ class OutputProcessor:
         return named
 
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        text = self._tokenizer.decode((token_id,), skip_special_tokens=False)
+        text = self._tokenizer.decode((token_id,), skip_special_tokens=False, continuing=True)
         return Logprob(logprob, rank, text)

@@ -110,13 +110,10 @@ class ChatTemplate:
         text = self._render(
             messages, add_generation_prompt, continue_final_message, template_kwargs
         )
-        ids: list[int] = []
-        for piece in self._tokenizer.split_control(text):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                ids += self._tokenizer.encode(self._marks.unmark(piece))
-        return ids
+        return self._tokenizer.encode_pieces(
+            piece if isinstance(piece, int) else self._marks.unmark(piece)
+            for piece in self._tokenizer.split_control(text)
+        )
 
     def render_text(
         self,

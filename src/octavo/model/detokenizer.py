@@ -21,8 +21,9 @@ class Detokenizer:
     """The text of one request's output, piece by piece.
 
     However the ids are divided among calls of ``add``, the pieces and the result of ``finish``
-    joined equal ``tokenizer.decode`` of all of them. At most three bytes are ever held back: no
-    prefix of a UTF-8 character is longer.
+    joined equal ``tokenizer.decode`` of all of them, ``continuing``: an output goes on after its
+    prompt, so a space that leads it is its own. At most three bytes are ever held back: no prefix
+    of a UTF-8 character is longer.
     """
 
     __slots__ = ("_decoder", "_finished", "_skipped", "_token_bytes")
