@@ -20,6 +20,7 @@ MAX_VALUES: Final = 400_000
 """Opening brackets and commas in one text: what it costs in time and memory to parse. A tensor in a
 safetensors header has seven; the largest index has 92,000 entries."""
 MAX_DEPTH: Final = 32
+MAX_VOCABULARY_BYTES: Final = 256 << 20  # the largest tokenizer.json in use has some 35 MB
 
 
 def read_json(path: Path, *, max_bytes: int) -> tuple[dict[str, Any], bytes]:
@@ -72,6 +73,39 @@ def parse_json(text: bytes, path: Path, *, offset: int = 0) -> dict[str, Any]:
         raise fault(f"the JSON nests more than {MAX_DEPTH} deep")
     if not isinstance(value, dict):
         raise fault(f"the JSON is a {type(value).__name__}, not an object")
+    return value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in the file, or an empty one where there is no such file.
+
+    For the files beside the weights: they may be large, and a repeated key there does no harm.
+    Raises ModelFileError where the file is not readable, not JSON, or no object.
+    """
+    try:
+        if path.stat().st_size > MAX_VOCABULARY_BYTES:
+            raise ModelFileError(f"{path} is larger than {MAX_VOCABULARY_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path} holds a {type(value).__name__}; it must hold an object")
+    return value
+
+
+def entry(values: dict[str, Any], key: str, kind: type, default: Any, where: str) -> Any:
+    """The value of that key, of that kind; the default where it is missing or null."""
+    value = values.get(key)
+    if value is None:
+        return default
+    if type(value) is not kind:  # bool is not int here, on purpose
+        raise ModelFileError(
+            f"{where}: {key} is of type {type(value).__name__}; it must be {kind.__name__}"
+        )
     return value
 
 

@@ -17,7 +17,7 @@ import tokenizers
 from octavo.errors import ModelFileError
 from octavo.model import space_prefix
 from octavo.model.folder_config import AddedToken, FolderConfig, added_token
-from octavo.model.json_files import entry, read_json_object
+from octavo.model.json_file import entry, read_json_object
 from octavo.model.sentencepiece_file import read_sentencepiece
 from octavo.model.spm import BYTE_TOKENS, check_bytes, spm_encoders
 from octavo.model.vocabulary import (
