@@ -58,6 +58,7 @@ class ReferenceBackend:
         self.spec = spec
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.num_clamped = 0
         self._weights = {name: tensor.dequantize() for name, tensor in tensors.items()}
         shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, kv_dtype)  # by slot; untouched pages cost no memory
@@ -121,8 +122,9 @@ class ReferenceBackend:
         q, k = rope(q, cos, sin, spec), rope(k, cos, sin, spec)
         stored = batch.slot_mapping != NO_SLOT
         slots = batch.slot_mapping[stored]
-        self.keys[layer, slots] = np.clip(k[stored], -MAX_STORED, MAX_STORED)
-        self.values[layer, slots] = np.clip(v[stored], -MAX_STORED, MAX_STORED)
+        for store, rows in ((self.keys, k[stored]), (self.values, v[stored])):
+            self.num_clamped += int(np.count_nonzero(np.abs(rows) > MAX_STORED))
+            store[layer, slots] = np.clip(rows, -MAX_STORED, MAX_STORED)
         out = np.empty_like(q)
         for i in range(batch.num_seqs):
             start, stop = batch.query_start_loc[i], batch.query_start_loc[i + 1]
