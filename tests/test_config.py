@@ -13,10 +13,12 @@ GIB = 1 << 30
 
 BAD_VALUES = [
     *[(name, value, "at least 1")
-      for name in ("block_size", "max_num_seqs", "max_num_batched_tokens",
+      for name in ("max_num_seqs", "max_num_batched_tokens",
                    "num_threads", "num_kv_blocks", "max_model_len")
       for value in (0, -1, 1.0, "4", True, float("nan"), [])],
-    *[(name, None, "at least 1") for name in ("block_size", "max_num_seqs")],
+    *[("block_size", value, "from 1 to 65536")
+      for value in (0, -1, 1.0, "4", True, float("nan"), [], None, 65537, 2**32)],
+    ("max_num_seqs", None, "at least 1"),
     ("seed", 1.5, "whole number"),
     ("seed", None, "whole number"),
     ("seed", -(2**63) - 1, str(-(2**63))),

@@ -338,6 +338,26 @@ def test_each_of_many_requests_comes_back_once_with_its_tag(llm: LLM, choices: i
     assert found["tag7"].outputs[0].finish_reason == "error"
 
 
+def test_a_generate_inside_the_loop_over_many_requests_disturbs_nothing(llm: LLM) -> None:
+    """Its steps end the others' requests too."""
+    tags = []
+    for tag, _ in llm.generate_each((i, LONG, letters(1 + i), 0) for i in range(3)):
+        tags.append(tag)
+        llm.generate("other", letters(12, seed=9))
+    assert sorted(tags) == [0, 1, 2]
+
+
+def test_a_callback_is_told_of_every_output_once_whoever_ended_it(llm: LLM) -> None:
+    told: list[str] = []
+
+    def nested(output: RequestOutput) -> None:
+        told.append(output.prompt)
+        llm.generate("other", letters(12, seed=9))
+
+    llm.generate(["b", "a", "c"], [letters(6), letters(1), letters(6)], on_output=nested)
+    assert sorted(told) == ["a", "b", "c"]
+
+
 def test_leaving_the_loop_over_many_requests_gives_everything_back(llm: LLM) -> None:
     for _ in llm.generate_each((i, LONG, letters(9), 0) for i in range(40)):
         break

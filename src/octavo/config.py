@@ -15,6 +15,7 @@ from typing import Any
 from octavo.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"
+MAX_BLOCK_SIZE = 1 << 16
 MOST_AUTOMATIC_KV_BYTES = 4 << 30
 """The pool takes no more than this unless asked to: 4 GiB."""
 
@@ -58,7 +59,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without a model."""
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+        _check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             _check_int(name, getattr(self, name), 1)
         for name in ("num_threads", "num_kv_blocks", "max_model_len"):
             if getattr(self, name) is not None:
@@ -192,9 +194,11 @@ def format_bytes(count: int) -> str:
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def _check_int(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise _refused(name, value, f"a whole number of at least {low}")
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+        limit = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise _refused(name, value, f"a whole number {limit}")
 
 
 def _check_choice(name: str, value: object, known: Any) -> None:

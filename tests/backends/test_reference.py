@@ -204,6 +204,8 @@ def test_stored_values_are_clamped_to_what_a_float16_holds(kv_dtype: object) -> 
     assert (backend.values[0, :13] == -65504).all()
     assert np.abs(backend.keys[0, :13].astype(np.float64)).max() == 65504
     assert np.isfinite(logits).all()
+    kv_size = spec.num_kv_heads * spec.head_dim
+    assert backend.num_clamped >= 13 * kv_size  # every value of layer 0, and keys as they rotate
 
 
 def test_float16_storage_costs_little() -> None:

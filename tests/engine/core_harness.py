@@ -73,6 +73,7 @@ def run(
             between(number)
     assert not core.has_requests
     assert core.cache.num_available_blocks == core.cache.pool.num_blocks
+    assert not core._draw_rows  # what has ended is forgotten
     return choices
 
 

@@ -276,8 +276,10 @@ def test_nan_fails_its_own_request_only(asked: dict[str, int]) -> None:
         assert_same(request, alone)
 
 
-def test_what_a_failed_request_computed_is_not_shared() -> None:
-    core = make_core(wrap=Poisoned)
+@pytest.mark.parametrize("budget", [256, 16])
+def test_what_a_failed_request_computed_is_not_shared(budget: int) -> None:
+    """Neither in the step that failed, nor in the chunks before it, published already."""
+    core = make_core(wrap=Poisoned, budget=budget)
     tokens = [*clean_prompt(12, 31), 60]
     assert answer(core, tokens, max_tokens=2).finish_reason is FinishReason.ERROR
     assert answer(core, [*tokens[:-1], 1, 2], max_tokens=2).num_cached_tokens == 0

@@ -58,6 +58,7 @@ class ReferenceBackend:
         self.spec = spec
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.num_clamped = 0
         self._weights = {name: tensor.dequantize() for name, tensor in tensors.items()}
         shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, kv_dtype)  # by slot; untouched pages cost no memory
@@ -144,10 +145,7 @@ class ReferenceBackend:
         if rope_spec is not None:
             cos, sin = (table[batch.positions] for table in self._ropes[rope_spec])
             q, k = rope(q, cos, sin, rope_spec), rope(k, cos, sin, rope_spec)
-        stored = batch.slot_mapping != NO_SLOT
-        slots = batch.slot_mapping[stored]
-        self.keys[layer, slots] = np.clip(k[stored], -MAX_STORED, MAX_STORED)
-        self.values[layer, slots] = np.clip(v[stored], -MAX_STORED, MAX_STORED)
+        self._store(layer, k, v, batch.slot_mapping)
         scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
         out = np.empty_like(q)
         for i in range(batch.num_seqs):
@@ -164,6 +162,14 @@ class ReferenceBackend:
                 window=window,
             )
         return self._project(layer, "attn_output", out.reshape(len(x), -1))
+
+    def _store(self, layer: int, k: Array, v: Array, slot_mapping: NDArray[np.int32]) -> None:
+        """Write keys and values to their slots, clamped to what a float16 holds, and count that."""
+        stored = slot_mapping != NO_SLOT
+        slots = slot_mapping[stored]
+        for store, rows in ((self.keys, k[stored]), (self.values, v[stored])):
+            self.num_clamped += int(np.count_nonzero(np.abs(rows) > MAX_STORED))
+            store[layer, slots] = np.clip(rows, -MAX_STORED, MAX_STORED)
 
     def _slots(self, block_table: NDArray[np.int32], first: int, stop: int) -> NDArray[np.intp]:
         """Return the slots of a sequence's tokens at the positions ``first`` to ``stop`` - 1."""

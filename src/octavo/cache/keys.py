@@ -9,6 +9,7 @@ collision is out of the question, which is why a hit is not compared token by to
 
 from __future__ import annotations
 
+import sys
 from array import array
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -44,4 +45,7 @@ def root_key(*, model: bytes, adapter: str = "", salt: str = "", block_size: int
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the key of the block that holds ``token_ids`` behind the block ``parent``."""
-    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
+    tokens = array("I", token_ids)
+    if sys.byteorder == "big":  # keys agree across machines
+        tokens.byteswap()
+    return blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest()

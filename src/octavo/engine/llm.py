@@ -9,6 +9,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -38,8 +39,8 @@ class LLM:
     cannot be had.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **config: Any) -> None:
-        self.config = EngineConfig.from_kwargs(model=model, **config)
+    def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL, **config: Any) -> None:
+        self.config = EngineConfig.from_kwargs(model=os.fspath(model), **config)
         engine = build_engine(self.config)
         self.model = engine.model
         self.tokenizer = engine.model.tokenizer
@@ -103,8 +104,10 @@ class LLM:
                     running.append((tag, self._add(prompt, params, priority)))
                 if not running:
                     return
-                self._step()
                 finished = [pair for pair in running if pair[1].finished]
+                if not finished:  # else the caller's own calls have ended some meanwhile
+                    self._step()
+                    continue
                 running = [pair for pair in running if not pair[1].finished]
                 yield from finished
         finally:
@@ -146,8 +149,16 @@ class LLM:
         """Complete one prompt; yield after every step choice 0's new text, which may be empty.
 
         With every piece comes the output, which grows. Leaving the loop aborts the request.
+        Raises `InvalidRequestError` at once for what cannot be served.
         """
-        output = self._add(prompt, sampling_params or SamplingParams(), 0)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        self.check(prompt, params)
+        return self._stream(prompt, params)
+
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> Iterator[tuple[str, RequestOutput]]:
+        output = self._add(prompt, params, 0)
         choice = output.outputs[0]
         num_shown = 0
         try:
@@ -162,6 +173,7 @@ class LLM:
 
     def check(self, prompt: Prompt, sampling_params: SamplingParams) -> None:
         """Raise `InvalidRequestError` if `generate` would refuse the prompt; compute nothing."""
+        self._check_params(sampling_params)
         _, ids, _ = self._read_prompt(prompt)
         self._bad_words(sampling_params)
         self.core.check(ids, sampling_params)
@@ -200,11 +212,7 @@ class LLM:
     # -- details ----------------------------------------------------------------------------------
 
     def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(
-                f"sampling_params holds {params!r:.80}; give SamplingParams",
-                param="sampling_params",
-            )
+        self._check_params(params)
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise InvalidRequestError(
                 f"priority holds {priority!r:.80}; give whole numbers, the lower the sooner",
@@ -230,9 +238,10 @@ class LLM:
     def _as_finished(self, outputs: Sequence[RequestOutput]) -> Iterator[RequestOutput]:
         """Work until all ``outputs`` are finished; yield each as soon as it is."""
         while outputs:
-            yield from (output for output in outputs if output.finished)
+            finished = [output for output in outputs if output.finished]
             outputs = [output for output in outputs if not output.finished]
-            if outputs:
+            yield from finished  # more may be finished when it goes on: the caller may step too
+            if outputs and not finished:
                 self._step()
 
     def _drop(self, outputs: Sequence[RequestOutput]) -> None:
@@ -278,6 +287,14 @@ class LLM:
             for form in (word.lstrip(), " " + word.lstrip()):
                 found[tuple(self.tokenizer.encode(form, continuing=True))] = None
         return tuple(ids for ids in found if ids)
+
+    @staticmethod
+    def _check_params(params: object) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params holds {params!r:.80}; give SamplingParams",
+                param="sampling_params",
+            )
 
     @staticmethod
     def _spread(name: str, value: Any, count: int, default: Any) -> list[Any]:

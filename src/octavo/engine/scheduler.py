@@ -110,11 +110,9 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Share out the step's budget; give and take blocks accordingly."""
         scheduled: dict[Request, int] = {}
-        num_preemptions = self.num_preemptions
         may_admit = not (self.static and self.running)
         self._schedule_running(scheduled)
-        # Who was just preempted must not come back at once with the blocks it gave up.
-        if may_admit and self.num_preemptions == num_preemptions:
+        if may_admit:
             self._admit_waiting(scheduled)
         return SchedulerOutput(scheduled, self.cache.take_block_copies())
 
