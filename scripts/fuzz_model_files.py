@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fuzz_cases import CORPUS, GGUF, corpus, exercise, json_text, keep, sound_cases
 from octavo.errors import ModelError
-from octavo.model.gguf_cursor import MAX_HEADER_BYTES
-from octavo.model.gguf_header import parse_header
+from octavo.model.files.gguf_cursor import MAX_HEADER_BYTES
+from octavo.model.files.gguf_header import parse_header
 
 MAX_CORPUS_BYTES = 280_000
 MAX_CASE_BYTES = 16_384

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.model.quants import GGMLType
+from octavo.model.files.quants import GGMLType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

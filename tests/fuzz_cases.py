@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.model.gguf import GGUFFile
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.files.safetensors import open_folder
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.inspect import describe
-from octavo.model.safetensors import open_folder
 from tiny_folder import CONFIG, tiny_folder
 from tiny_model import (
     ARRAY,
@@ -40,7 +40,7 @@ from tiny_quants import FORMATS, quantize, random_blocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from octavo.model.tensor import Tensor
+    from octavo.model.files.tensor import Tensor
 
 CORPUS = Path(__file__).parent / "data" / "fuzz"
 

@@ -19,7 +19,7 @@ from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy
 from octavo.engine.core import EngineCore
 from octavo.model.families import FAMILIES
-from octavo.model.gguf import GGUFFile
+from octavo.model.files.gguf import GGUFFile
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.hf_spec import spec_from_hf
 from octavo.model.weights import gguf_weights, hf_weights

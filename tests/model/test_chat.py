@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import ChatTemplateError, InvalidRequestError, ModelFileError
-from octavo.model.chat import ChatTemplate
-from octavo.model.gguf import GGUFFile
-from octavo.model.marked_text import ASCII_IN_OTHER_CASE
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.text.chat import ChatTemplate
+from octavo.model.text.marked_text import ASCII_IN_OTHER_CASE
+from octavo.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

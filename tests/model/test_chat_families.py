@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ChatTemplateError
-from octavo.model.chat import ChatTemplate
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.text.chat import ChatTemplate
+from octavo.model.text.tokenizer import Tokenizer
 from tokenizer_files import gguf_from_pieces, gguf_metadata, small_pieces
 
 DATA = Path(__file__).parents[1] / "data" / "chat_templates"

@@ -10,10 +10,10 @@ import pytest
 
 from fuzz_cases import KINDS, corpus, exercise, sound_cases
 from octavo.errors import ModelError, ModelFileError
-from octavo.model.gguf import GGUFFile
-from octavo.model.gguf_header import MAX_METADATA, MAX_TENSORS, parse_header
-from octavo.model.gguf_metadata import MAX_ARRAYS, MAX_VALUES
-from octavo.model.safetensors import open_folder
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.files.gguf_header import MAX_METADATA, MAX_TENSORS, parse_header
+from octavo.model.files.gguf_metadata import MAX_ARRAYS, MAX_VALUES
+from octavo.model.files.safetensors import open_folder
 from tiny_folder import tiny_folder
 from tiny_model import ARRAY, INT8, STRING, Raw, RawTensor, gguf_bytes, packed_array, packed_string
 

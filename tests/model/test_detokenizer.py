@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.model.detokenizer import Detokenizer
-from octavo.model.gguf import GGUFFile
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.text.detokenizer import Detokenizer
+from octavo.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelFileError, ModelNotFoundError
-from octavo.model.gguf import GGMLType, GGUFFile
-from octavo.model.gguf_cursor import MAX_HEADER_BYTES
-from octavo.model.gguf_header import parse_header
+from octavo.model.files.gguf import GGMLType, GGUFFile
+from octavo.model.files.gguf_cursor import MAX_HEADER_BYTES
+from octavo.model.files.gguf_header import parse_header
 from octavo.model.gguf_spec import spec_from_gguf
 from tiny_model import (
     ARRAY,

@@ -10,7 +10,7 @@ import pytest
 from family_cases import load_case
 from family_gguf import to_gguf
 from octavo.errors import ModelFileError
-from octavo.model.gguf import GGUFFile
+from octavo.model.files.gguf import GGUFFile
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.spec import ModelSpec, RopeSpec
 from tiny_model import RawTensor, gguf_bytes

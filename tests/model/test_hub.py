@@ -18,7 +18,7 @@ from huggingface_hub import constants, utils
 
 from fake_hub import FakeHub, Repo
 from octavo.errors import DownloadError, ModelError, ModelNotFoundError
-from octavo.model import hub
+from octavo.model.remote import hub
 from octavo.model.store import ensure_model, find_model, list_models, pull
 
 if TYPE_CHECKING:

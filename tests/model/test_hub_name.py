@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.errors import ModelNotFoundError
-from octavo.model.hub_name import (
+from octavo.model.remote.hub_name import (
     Choice,
     HubFile,
     HubName,

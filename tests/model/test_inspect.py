@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.errors import ModelFileError
-from octavo.model.gguf import GGMLType, GGUFFile
+from octavo.model.files.gguf import GGMLType, GGUFFile
 from octavo.model.inspect import TypeDescription, describe
 from tiny_model import CHAT_TEMPLATE, RawTensor, gguf_bytes, tiny_model
 

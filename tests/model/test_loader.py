@@ -10,7 +10,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ModelFileError
-from octavo.model.gguf import GGUFFile
+from octavo.model.files.gguf import GGUFFile
 from octavo.model.loader import load_model
 from tiny_folder import tiny_folder
 from tiny_model import tiny_model

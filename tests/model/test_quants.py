@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
-from octavo.model.gguf import GGUFFile
-from octavo.model.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType, dequantize
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.files.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType, dequantize
 from tiny_quants import FORMATS, IQ4_NL_LEVELS, quantize, random_blocks
 
 KINDS = sorted(SUPPORTED_TYPES)

@@ -16,10 +16,10 @@ import safetensors
 import safetensors.numpy
 
 from octavo.errors import ModelFileError, ModelNotFoundError
-from octavo.model.json_file import MAX_VALUES
-from octavo.model.quants import GGMLType
-from octavo.model.safetensors import open_folder
-from octavo.model.safetensors_header import BITS, MAX_HEADER_BYTES, parse_header
+from octavo.model.files.json_file import MAX_VALUES
+from octavo.model.files.quants import GGMLType
+from octavo.model.files.safetensors import open_folder
+from octavo.model.files.safetensors_header import BITS, MAX_HEADER_BYTES, parse_header
 from tiny_folder import CONFIG, entry, packed_tensors, safetensors_bytes, tiny_folder
 
 NOWHERE = Path("x.safetensors")

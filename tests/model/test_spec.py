@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.errors import ModelFileError
-from octavo.model.gguf import GGUFFile
-from octavo.model.gguf_header import parse_header
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.files.gguf_header import parse_header
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.spec import LayerSpec, ModelSpec, RopeSpec
 from octavo.model.weights import gguf_weights, tensor_shapes

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import ModelFileError
-from octavo.model.sentencepiece_file import read_sentencepiece
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.text.sentencepiece_file import read_sentencepiece
+from octavo.model.text.tokenizer import Tokenizer
 from tokenizer_files import (
     BYTE_PIECES,
     field,

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.errors import ConfigError, DownloadError, ModelNotFoundError
-from octavo.model import fetch, store
+from octavo.model import store
+from octavo.model.remote import fetch
 from octavo.model.store import (
     KNOWN_MODELS,
     KnownModel,

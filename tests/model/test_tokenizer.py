@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequestError, ModelFileError
-from octavo.model.gguf import GGUFFile
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.text.tokenizer import Tokenizer
 
 CASES_FILE = Path(__file__).parents[3] / "shared" / "cases" / "smollm2_token_ids.jsonl"
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.model.detokenizer import Detokenizer
-from octavo.model.sentencepiece_file import read_sentencepiece
-from octavo.model.tokenizer import Tokenizer
-from octavo.model.vocabulary import SPACE_MARK
+from octavo.model.text.detokenizer import Detokenizer
+from octavo.model.text.sentencepiece_file import read_sentencepiece
+from octavo.model.text.tokenizer import Tokenizer
+from octavo.model.text.vocabulary import SPACE_MARK
 from tokenizer_files import DATA, gguf_from_pieces, gguf_metadata, golden, write_json
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo.errors import InvalidRequestError, ModelFileError
-from octavo.model.chat import ChatTemplate
-from octavo.model.folder_config import chat_template_source
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.text.chat import ChatTemplate
+from octavo.model.text.folder_config import chat_template_source
+from octavo.model.text.tokenizer import Tokenizer
 from tokenizer_files import BYTE_PIECES, sentencepiece_model, small_pieces, write_json
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from octavo.model.chat import ChatTemplate
-from octavo.model.detokenizer import Detokenizer
-from octavo.model.folder_config import chat_template_source
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.text.chat import ChatTemplate
+from octavo.model.text.detokenizer import Detokenizer
+from octavo.model.text.folder_config import chat_template_source
+from octavo.model.text.tokenizer import Tokenizer
 from tokenizer_files import (
     PRE_NAMES,
     gguf_from_json,

@@ -10,7 +10,7 @@ import pytest
 from family_cases import NAMES, ArrayTensor, load_case
 from family_gguf import to_gguf
 from octavo.errors import ModelFileError
-from octavo.model.gguf import GGMLType, GGUFFile
+from octavo.model.files.gguf import GGMLType, GGUFFile
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.hf_spec import spec_from_hf
 from octavo.model.views import PlusOne, RowSlice, Transposed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequestError
-from octavo.model.tokenizer import check_utf8
+from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:

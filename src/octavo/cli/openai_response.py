@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.errors import OctavoError
-    from octavo.model.tokenizer import Tokenizer
+    from octavo.model.text.tokenizer import Tokenizer
     from octavo.sampling.params import SamplingParams
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.engine.request import FinishReason, Request
-from octavo.model.detokenizer import Detokenizer
+from octavo.model.text.detokenizer import Detokenizer
 from octavo.sampling.stops import StopChecker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from octavo.model.tokenizer import Tokenizer
+    from octavo.model.text.tokenizer import Tokenizer
     from octavo.sampling.logits import TokenLogprobs
 
 

@@ -18,7 +18,7 @@ from octavo.model.fields import MAX_WIDTH, Fields
 from octavo.model.spec import ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
-    from octavo.model.gguf import GGUFFile
+    from octavo.model.files.gguf import GGUFFile
     from octavo.model.spec import LayerSpec
 
 ROPE_TENSORS: Final = (

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.gguf import GGUFFile
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.files.quants import SUPPORTED_TYPES
 from octavo.model.gguf_spec import spec_from_gguf
-from octavo.model.quants import SUPPORTED_TYPES
 from octavo.model.weights import gguf_weights
 
 if TYPE_CHECKING:
     import os
 
-    from octavo.model.gguf import MetadataValue
+    from octavo.model.files.gguf import MetadataValue
     from octavo.model.spec import ModelSpec
 
 _MAX_VALUES_SHOWN: Final = 64

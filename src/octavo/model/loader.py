@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.errors import ModelFileError
-from octavo.model.chat import ChatTemplate
-from octavo.model.folder_config import chat_template_source
-from octavo.model.gguf import GGUFFile
+from octavo.model.files.gguf import GGUFFile
+from octavo.model.files.safetensors import open_folder
 from octavo.model.gguf_spec import spec_from_gguf
 from octavo.model.hf_spec import spec_from_hf
-from octavo.model.safetensors import open_folder
 from octavo.model.store import ensure_model
-from octavo.model.tokenizer import Tokenizer
+from octavo.model.text.chat import ChatTemplate
+from octavo.model.text.folder_config import chat_template_source
+from octavo.model.text.tokenizer import Tokenizer
 from octavo.model.weights import gguf_weights, hf_weights
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from octavo.model.files.tensor import Tensor
     from octavo.model.spec import ModelSpec
-    from octavo.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

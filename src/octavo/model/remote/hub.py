@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo.config import format_bytes
 from octavo.errors import DownloadError, ModelNotFoundError
-from octavo.model.hub_cache import (
+from octavo.model.remote.hub_cache import (
     HubModel,
     cache_folder,
     find_hub_model,
@@ -25,8 +25,8 @@ from octavo.model.hub_cache import (
     repository_folder,
     size_of,
 )
-from octavo.model.hub_errors import cannot_store, offline, translated
-from octavo.model.hub_name import (
+from octavo.model.remote.hub_errors import cannot_store, offline, translated
+from octavo.model.remote.hub_name import (
     FOLDER,
     HubFile,
     HubName,

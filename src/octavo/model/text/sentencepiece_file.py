@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.vocabulary import BYTE, NORMAL, check_unicode, check_unique
+from octavo.model.text.vocabulary import BYTE, NORMAL, check_unicode, check_unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

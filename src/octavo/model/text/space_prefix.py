@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.vocabulary import SPACE_MARK
+from octavo.model.text.vocabulary import SPACE_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

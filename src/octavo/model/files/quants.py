@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from octavo.model.k_quants import halves, q2_k, q3_k, q4_k, q5_k, q6_k
+from octavo.model.files.k_quants import halves, q2_k, q3_k, q4_k, q5_k, q6_k
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from octavo.model.gguf_cursor import Cursor
+    from octavo.model.files.gguf_cursor import Cursor
 
 MetadataValue: TypeAlias = "bool | int | float | str | list[MetadataValue]"
 

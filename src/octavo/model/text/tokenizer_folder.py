@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from octavo.errors import ModelFileError
-from octavo.model import space_prefix
-from octavo.model.folder_config import AddedToken, FolderConfig, added_token
-from octavo.model.json_file import entry, read_json_object
-from octavo.model.sentencepiece_file import read_sentencepiece
-from octavo.model.spm import BYTE_TOKENS, check_bytes, spm_encoders
-from octavo.model.vocabulary import (
+from octavo.model.files.json_file import entry, read_json_object
+from octavo.model.text import space_prefix
+from octavo.model.text.folder_config import AddedToken, FolderConfig, added_token
+from octavo.model.text.sentencepiece_file import read_sentencepiece
+from octavo.model.text.spm import BYTE_TOKENS, check_bytes, spm_encoders
+from octavo.model.text.vocabulary import (
     BYTE,
     CONTROL,
     NORMAL,

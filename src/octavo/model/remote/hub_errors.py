@@ -15,7 +15,7 @@ from octavo.errors import DownloadError, ModelError, ModelNotFoundError, OctavoE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo.model.hub_name import HubName
+    from octavo.model.remote.hub_name import HubName
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 

@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.json_file import parse_json
+from octavo.model.files.json_file import parse_json
 
 if TYPE_CHECKING:
     import mmap

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import mmap
     from pathlib import Path
 
-    from octavo.model.gguf_metadata import MetadataValue
+    from octavo.model.files.gguf_metadata import MetadataValue
 
 MAX_HEADER_BYTES: Final = 64 << 20
 """The largest vocabularies (about 260,000 tokens) make headers of some 16 MiB. Python objects can

@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.mapped_file import map_file
+from octavo.model.files.mapped_file import map_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from octavo.model.quants import GGMLType
+    from octavo.model.files.quants import GGMLType
 
 
 class Tensor(Protocol):

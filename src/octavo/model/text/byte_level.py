@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from octavo.errors import ModelFileError
-from octavo.model.vocabulary import (
+from octavo.model.text.vocabulary import (
     CONTROL,
     NORMAL,
     UNKNOWN,

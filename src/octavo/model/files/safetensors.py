@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from octavo.errors import ModelFileError, ModelNotFoundError
-from octavo.model.json_file import read_json
-from octavo.model.mapped_file import map_file
-from octavo.model.quants import GGMLType, dequantize
-from octavo.model.safetensors_header import MIN_FILE_BYTES, parse_header
+from octavo.model.files.json_file import read_json
+from octavo.model.files.mapped_file import map_file
+from octavo.model.files.quants import GGMLType, dequantize
+from octavo.model.files.safetensors_header import MIN_FILE_BYTES, parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from octavo.errors import ModelFileError
-from octavo.model.vocabulary import (
+from octavo.model.text.vocabulary import (
     BYTE,
     NORMAL,
     SPACE_MARK,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from octavo.errors import ModelError, ModelNotFoundError
-from octavo.model.hub_errors import needs_package
-from octavo.model.hub_name import (
+from octavo.model.remote.hub_errors import needs_package
+from octavo.model.remote.hub_name import (
     FOLDER,
     HubFile,
     HubName,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.json_file import entry, read_json_object
+from octavo.model.files.json_file import entry, read_json_object
 
 if TYPE_CHECKING:
     import os

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from octavo.model.tokenizer import Tokenizer
+    from octavo.model.text.tokenizer import Tokenizer
 
 _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from octavo.errors import ModelFileError
-from octavo.model.gguf_header import MIN_FILE_BYTES, parse_header
-from octavo.model.gguf_metadata import MetadataValue
-from octavo.model.mapped_file import map_file
-from octavo.model.quants import SUPPORTED_TYPES, GGMLType, dequantize
+from octavo.model.files.gguf_header import MIN_FILE_BYTES, parse_header
+from octavo.model.files.gguf_metadata import MetadataValue
+from octavo.model.files.mapped_file import map_file
+from octavo.model.files.quants import SUPPORTED_TYPES, GGMLType, dequantize
 
 if TYPE_CHECKING:
     import mmap

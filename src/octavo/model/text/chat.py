@@ -38,15 +38,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from octavo.errors import ChatTemplateError, InvalidRequestError, ModelFileError
-from octavo.model.chat_messages import check_value, checked_messages
-from octavo.model.marked_text import UNUSED_MARK, Marks, with_case_variants
+from octavo.model.text.chat_messages import check_value, checked_messages
+from octavo.model.text.marked_text import UNUSED_MARK, Marks, with_case_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jinja2.parser import Parser
 
-    from octavo.model.tokenizer import Tokenizer
+    from octavo.model.text.tokenizer import Tokenizer
 
 _KNOWN_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Follows the message to be continued, so that its end is found in the rendered text; the blank

@@ -22,9 +22,9 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from octavo.errors import InvalidRequestError
-from octavo.model.tokenizer_folder import parts_from_folder
-from octavo.model.tokenizer_gguf import parts_from_gguf
-from octavo.model.vocabulary import CONTROL, NORMAL, UNKNOWN, TokenizerParts
+from octavo.model.text.tokenizer_folder import parts_from_folder
+from octavo.model.text.tokenizer_gguf import parts_from_gguf
+from octavo.model.text.vocabulary import CONTROL, NORMAL, UNKNOWN, TokenizerParts
 
 if TYPE_CHECKING:
     import os

@@ -1,0 +1,1 @@
+"""What lies on disk: GGUF and safetensors files, read by a reader that believes no number."""

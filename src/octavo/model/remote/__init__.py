@@ -1,0 +1,1 @@
+"""Where models come from: a Python package, or the Hugging Face Hub."""

@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizers of every kind, and chat templates."""
