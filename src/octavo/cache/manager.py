@@ -70,13 +70,12 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
-        self.tree = RadixTree()
+        self.tree = RadixTree(num_blocks)
         self.policy = policy(num_blocks, self)
         self.stats = CacheStats()
         self._model = model
         self._roots: dict[str, bytes] = {}
         self._in_flight: set[Hashable] = set()
-        self._buried: list[int] = []
         self._block_copies: list[tuple[int, int]] = []
 
     # -- what there is ------------------------------------------------------------------------
@@ -190,13 +189,16 @@ class KVCacheManager:
         """Take everything from ``request``: it is preempted, or it has ended."""
         keys, table = request.block_keys, request.block_table
         published = request.num_published_blocks
-        block_ids = table[::-1]  # tail first
-        left = self.pool.release(block_ids)
-        num_own = len(table) - published
-        own = zip(block_ids[:num_own], left, strict=False)
-        self.pool.free(block_id for block_id, count in own if not count)
-        shared = zip(reversed(keys[:published]), left[num_own:], strict=True)
-        idle = [key for key, count in shared if not count]
+        own, shared = table[published:], table[:published]
+        own.reverse()
+        shared.reverse()  # tail first
+        left = self.pool.release(own)
+        self.pool.free(block_id for block_id, count in zip(own, left, strict=True) if not count)
+        left = self.pool.release(shared)
+        idle = keys[:published]
+        idle.reverse()
+        if any(left):
+            idle = [key for key, count in zip(idle, left, strict=True) if not count]
         if idle:
             self.policy.on_evictable(idle)
         self._in_flight.difference_update(keys[published : request.num_awaited_blocks])
@@ -230,15 +232,13 @@ class KVCacheManager:
         """Return whether no cached block continues the block of ``key``."""
         return self.tree.is_leaf(key)
 
-    def bury(self, key: Hashable) -> Hashable | None:
-        """Give up the block of ``key``; return its parent's key if that lost its last child and
-        is held by nobody."""
-        node = self.tree.remove(key)
-        self._buried.append(node.block_id)
-        parent = node.parent
-        if parent is None or parent.num_children or self.pool.ref_counts[parent.block_id]:
-            return None
-        return parent.key
+    def parent(self, key: Hashable) -> Hashable | None:
+        """Return the key of the block before that of ``key``, None at the start of a prompt."""
+        return self.tree.parent(key)
+
+    def bury(self, keys: Sequence[Hashable]) -> None:
+        """Give up the blocks of ``keys``, children before their parents."""
+        self.pool.free(self.tree.remove(keys))
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -335,8 +335,6 @@ class KVCacheManager:
     def _evict(self, count: int, incoming: Hashable | None) -> None:
         if self.policy.evict(count, incoming) is None:
             raise InvariantError(f"the policy cannot evict {count} blocks that it counted")
-        self.pool.free(self._buried)
-        self._buried.clear()
         self.stats.evictions += count
 
     def _adopt(self, request: Request, index: int, node: Node) -> None:

@@ -15,30 +15,35 @@ from typing import TYPE_CHECKING
 from octavo.errors import InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from octavo.cache.block_pool import BlockPool
 
 
 class Node:
-    """One shared block: where its content lies and how many blocks continue it."""
+    """One shared block: where its content lies and how many blocks continue it.
+
+    Every block has one node, made once, which is in the tree while its content is shared: a cache
+    at work replaces thousands a second, and making an object costs more than all else here.
+    """
 
     __slots__ = ("block_id", "key", "num_children", "parent")
 
-    def __init__(self, key: Hashable, block_id: int, parent: Node | None) -> None:
-        self.key = key
+    def __init__(self, block_id: int) -> None:
         self.block_id = block_id
-        self.parent = parent
+        self.key: Hashable = None
+        self.parent: Node | None = None
         self.num_children = 0
 
 
 class RadixTree:
     """The published blocks, by key. Counts no references and evicts nothing."""
 
-    __slots__ = ("_nodes",)
+    __slots__ = ("_node_of_block", "_nodes")
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._nodes: dict[Hashable, Node] = {}
+        self._node_of_block = [Node(block_id) for block_id in range(num_blocks)]
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -68,23 +73,36 @@ class RadixTree:
 
         None of ``keys`` is in the tree; ``parent`` None is the start of a prompt.
         """
-        nodes = self._nodes
-        for key, block_id in zip(keys, block_ids, strict=True):
-            node = Node(key, block_id, parent)
-            nodes[key] = node
-            if parent is not None:
-                parent.num_children += 1
-            parent = node
-
-    def remove(self, key: Hashable) -> Node:
-        """Take a leaf out and return it."""
-        node = self._nodes.pop(key)
-        if node.num_children:
-            raise InvariantError(f"a block with {node.num_children} children was removed")
-        parent = node.parent
+        nodes, node_of_block = self._nodes, self._node_of_block
         if parent is not None:
-            parent.num_children -= 1
-        return node
+            parent.num_children += 1
+        for key, block_id in zip(keys, block_ids, strict=True):
+            node = node_of_block[block_id]
+            node.key = key
+            node.parent = parent
+            node.num_children = 1  # the next of the run
+            nodes[key] = node
+            parent = node
+        node.num_children = 0
+
+    def remove(self, keys: Iterable[Hashable]) -> list[int]:
+        """Take ``keys`` out, each a leaf once those before it are gone; return their blocks."""
+        nodes = self._nodes
+        block_ids = []
+        for key in keys:
+            node = nodes.pop(key)
+            if node.num_children:
+                raise InvariantError(f"a block with {node.num_children} children was removed")
+            parent = node.parent
+            if parent is not None:
+                parent.num_children -= 1
+            block_ids.append(node.block_id)
+        return block_ids
+
+    def parent(self, key: Hashable) -> Hashable | None:
+        """Return the key before ``key`` in its prompts, None if it starts them."""
+        parent = self._nodes[key].parent
+        return None if parent is None else parent.key
 
     def is_leaf(self, key: Hashable) -> bool:
         """Return whether nothing continues the block of ``key``."""
