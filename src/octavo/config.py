@@ -51,7 +51,10 @@ class EngineConfig:
     max_num_seqs: int = _setting(64, "Most requests computed in one step.")
     max_num_batched_tokens: int = _setting(512, "Most tokens computed in one step.")
     enable_prefix_caching: bool = _setting(True, "Share the blocks of equal prefixes.")
-    eviction_policy: str = _setting("lru", "Who dies when the KV cache is full: lru.")
+    eviction_policy: str = _setting(
+        "arc",
+        "Who dies when the KV cache is full: arc, fifo, lfu, lru, s3fifo, slru, module:Class.",
+    )
     scheduling_policy: str = _setting(
         "continuous", "continuous, or static: no request joins a batch that has begun."
     )

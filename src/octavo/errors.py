@@ -9,6 +9,7 @@
     │   ├── ModelNotFoundError                no such model here, and none known by that name
     │   ├── DownloadError                     the model could not be fetched
     │   └── ModelFileError                    the file is malformed or not supported
+    ├── TraceError (ValueError)               a recorded trace that cannot be read or replayed
     └── InvariantError                        the accounts of the cache do not add up: our bug
 
 Every message names the value, the limit and the remedy.
@@ -104,6 +105,12 @@ class ModelFileError(ModelError):
         super().__init__(f"{where}{message}{place}")
         self.path = path
         self.offset = offset
+
+
+class TraceError(OctavoError, ValueError):
+    """A trace file is malformed, or is not of a kind that can be replayed."""
+
+    code = "bad_trace"
 
 
 class InvariantError(OctavoError):

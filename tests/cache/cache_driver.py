@@ -111,7 +111,7 @@ class CacheDriver:
             list(cache.pool._free),
             cache.pool.num_allocated,
             [(n.key, n.block_id, n.parent and n.parent.key, n.num_children) for n in cache.tree],
-            list(cache.policy._idle),
+            list(getattr(cache.policy, "_idle", ())),
             set(cache._in_flight),
             list(cache._block_copies),
             (cache.stats.prefix_queries, cache.stats.prefix_hits, cache.stats.evictions),

@@ -79,16 +79,21 @@ class FakeEngine:
     def is_leaf(self, key):
         return self.children[key] == 0
 
-    def bury(self, key):
+    def parent(self, key):
+        return self.parents[key]
+
+    def bury(self, keys):
+        for key in keys:
+            self.bury_one(key)
+
+    def bury_one(self, key):
         assert self.references.pop(key) == 0, f"{key} is held and was evicted"
         assert self.children.pop(key) == 0, f"{key} was evicted before its children"
         self.num_free += 1
         self.victims.append(int(key))
         parent = self.parents.pop(key)
-        if parent is None:
-            return None
-        self.children[parent] -= 1
-        return None if self.children[parent] or self.references[parent] else parent
+        if parent is not None:
+            self.children[parent] -= 1
 
     # -- one random thing ---------------------------------------------------------------------
 

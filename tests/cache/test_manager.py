@@ -431,9 +431,6 @@ class Spy(LRU):
     def on_remove(self, keys):
         self.events.append(("remove", *keys))
 
-    def on_leaf(self, key):
-        self.events.append(("leaf", key))
-
     def take(self) -> list[tuple[object, ...]]:
         events, self.events = self.events, []
         return events
@@ -472,8 +469,7 @@ def test_the_policy_is_told_a_keys_life_in_the_prompts_order() -> None:
     ]
     other = make_request("other", prompt(50, 8))
     driver.admit(other)
-    # c dies and leaves b a leaf, b dies and leaves a a leaf: heads outlive their tails.
-    assert spy.take() == [("miss", *other.block_keys), ("leaf", b), ("leaf", a)]
+    assert spy.take() == [("miss", *other.block_keys)]
 
 
 def test_a_resumed_requests_hit_is_no_sign_of_frequency() -> None:

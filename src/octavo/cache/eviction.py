@@ -35,11 +35,11 @@ class CacheOwner(Protocol):
     def is_leaf(self, key: Hashable) -> bool:
         """Return whether no cached block continues the block of ``key``."""
 
-    def bury(self, key: Hashable) -> Hashable | None:
-        """Give up the block of ``key``, an unreferenced leaf.
+    def parent(self, key: Hashable) -> Hashable | None:
+        """Return the key before ``key``, None if it starts a prompt."""
 
-        Return its parent's key if that has no child any more, else None.
-        """
+    def bury(self, keys: Sequence[Hashable]) -> None:
+        """Give up the blocks of ``keys``, unreferenced; each is a leaf once those before it go."""
 
 
 class EvictionPolicy(ABC):
@@ -80,9 +80,6 @@ class EvictionPolicy(ABC):
     def on_remove(self, keys: Sequence[Hashable]) -> None:
         """``keys`` were announced by `on_miss` and will not be inserted."""
 
-    def on_leaf(self, key: Hashable) -> None:
-        """The last child of ``key``, which nobody holds, has just been evicted."""
-
     @abstractmethod
     def victim(self, incoming: Hashable | None) -> Hashable:
         """Name the key that dies next and forget that it is cached.
@@ -91,19 +88,24 @@ class EvictionPolicy(ABC):
         Called only while `num_evictable` > 0.
         """
 
+    def victims(self, count: int, incoming: Hashable | None) -> list[Hashable]:  # noqa: ARG002
+        """Name up to ``count`` keys, at least one, that die next, children before their parents.
+
+        To be overridden where several can be named without asking `CacheOwner.is_leaf` in between.
+        """
+        return [self.victim(incoming)]
+
     @final
     def evict(self, count: int, incoming: Hashable | None = None) -> list[Hashable] | None:
         """Evict ``count`` keys and return them, or None, and nothing is changed, if that many
         cannot be."""
         if count > self.num_evictable:
             return None
-        victims = []
-        for _ in range(count):
-            key = self.victim(incoming)
-            parent = self.owner.bury(key)
-            if parent is not None:
-                self.on_leaf(parent)
-            victims.append(key)
+        victims: list[Hashable] = []
+        while len(victims) < count:
+            run = self.victims(count - len(victims), incoming)
+            self.owner.bury(run)
+            victims += run
         return victims
 
     def lists(self) -> dict[str, int]:

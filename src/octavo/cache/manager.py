@@ -83,13 +83,12 @@ class KVCacheManager:
         self.window = window
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
-        self.tree = RadixTree()
+        self.tree = RadixTree(num_blocks)
         self.policy = policy(num_blocks, self)
         self.stats = CacheStats()
         self._model = model
         self._roots: dict[str, bytes] = {}
         self._in_flight: set[Hashable] = set()
-        self._buried: list[int] = []
         self._block_copies: list[tuple[int, int]] = []
 
     # -- what there is ------------------------------------------------------------------------
@@ -125,13 +124,13 @@ class KVCacheManager:
             return PrefixMatch([], 0)
         self._extend_keys(request, request.num_tokens)
         nodes = self.tree.match_prefix(request.block_keys)
-        first = 0
-        if self.window is not None:
-            del nodes[usable_prefix(nodes, request.num_tokens, self.window, self.block_size) :]
-        num_tokens = min(len(nodes) * self.block_size, request.num_tokens - 1)
-        if self.window is not None:
-            first = first_needed_block(num_tokens, len(nodes), self.window, self.block_size)
-        return PrefixMatch(nodes, num_tokens, first)
+        size, num_tokens = self.block_size, request.num_tokens
+        if self.window is None:
+            return PrefixMatch(nodes, min(len(nodes) * size, num_tokens - 1))
+        del nodes[usable_prefix(nodes, num_tokens, self.window, size) :]
+        computed = min(len(nodes) * size, num_tokens - 1)
+        first = first_needed_block(computed, len(nodes), self.window, size)
+        return PrefixMatch(nodes, computed, first)
 
     def is_blocked(self, request: Request) -> bool:
         """Return whether the block that ``request`` was passed over for is still being computed."""
@@ -195,7 +194,7 @@ class KVCacheManager:
         self._in_flight.difference_update(keys[first:stop])
         # What another request published meanwhile comes first: nothing hangs below a missing key.
         for i in range(first, stop):
-            key, node = keys[i], self.tree.get(keys[i])
+            node = self.tree.get(keys[i])
             parent_key = None if parent is None else parent.key
             if node is None:
                 run = keys[i:stop]
@@ -203,8 +202,8 @@ class KVCacheManager:
                 self.policy.on_insert(run, parent_key)
                 break
             if node.block_id == NO_BLOCK:
-                node.block_id = table[i]
-                self.policy.on_insert((key,), parent_key)
+                self.tree.fill(node, table[i])
+                self.policy.on_insert((node.key,), parent_key)
             else:
                 self._adopt(request, i, node)
             parent = node
@@ -262,21 +261,18 @@ class KVCacheManager:
         """
         return self.window is not None or self.tree.is_leaf(key)
 
-    def bury(self, key: Hashable) -> Hashable | None:
-        """Give up the block of ``key``; return its parent's key if that lost its last child and
-        is held by nobody."""
-        if self.window is not None and not self.tree.is_leaf(key):
-            node = self.tree.get(key)
-            assert node is not None
-            self._buried.append(node.block_id)
-            node.block_id = NO_BLOCK
-            return None
-        node = self.tree.remove(key)
-        self._buried.append(node.block_id)
-        parent = node.parent
-        if parent is None or parent.num_children or parent.block_id == NO_BLOCK:
-            return None
-        return None if self.pool.ref_counts[parent.block_id] else parent.key
+    def parent(self, key: Hashable) -> Hashable | None:
+        """Return the key of the block before that of ``key``, None at the start of a prompt."""
+        return self.tree.parent(key)
+
+    def bury(self, keys: Sequence[Hashable]) -> None:
+        """Give up the blocks of ``keys``: children before their parents, or with windows, any."""
+        if self.window is None:
+            self.pool.free(self.tree.remove(keys))
+            return
+        for key in keys:
+            gone = self.tree.remove((key,)) if self.tree.is_leaf(key) else [self.tree.hollow(key)]
+            self.pool.free(gone)
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -361,24 +357,24 @@ class KVCacheManager:
 
     def _let_go(self, request: Request, first: int, stop: int) -> None:
         """Give back the blocks ``first`` to ``stop`` - 1 of ``request``, tail first."""
-        published = request.num_published_blocks
-        block_ids = request.block_table[first:stop][::-1]
-        left = self.pool.release(block_ids)
-        num_own = max(0, stop - max(published, first))
-        own = zip(block_ids[:num_own], left, strict=False)
-        self.pool.free(block_id for block_id, count in own if not count)
-        shared = zip(
-            reversed(request.block_keys[first : min(published, stop)]), left[num_own:], strict=True
-        )
-        idle = [key for key, count in shared if not count]
+        shared_stop = min(max(request.num_published_blocks, first), stop)
+        own = request.block_table[shared_stop:stop]
+        own.reverse()
+        left = self.pool.release(own)
+        self.pool.free(block_id for block_id, count in zip(own, left, strict=True) if not count)
+        shared = request.block_table[first:shared_stop]
+        shared.reverse()
+        left = self.pool.release(shared)
+        idle = request.block_keys[first:shared_stop]
+        idle.reverse()
+        if any(left):
+            idle = [key for key, count in zip(idle, left, strict=True) if not count]
         if idle:
             self.policy.on_evictable(idle)
 
     def _evict(self, count: int, incoming: Hashable | None) -> None:
         if self.policy.evict(count, incoming) is None:
             raise InvariantError(f"the policy cannot evict {count} blocks that it counted")
-        self.pool.free(self._buried)
-        self._buried.clear()
         self.stats.evictions += count
 
     def _adopt(self, request: Request, index: int, node: Node) -> None:

@@ -7,8 +7,8 @@ from the root is found by looking up one key after another, and nodes never spli
         tree:               k0 ───► k1 ───► k2              match_prefix finds k0, k1, k2
                               └───► k1' ──► k2'             (another prompt, same first block)
 
-A node that must give up its block before its children is hollow (see `window.py`); without sliding
-windows there is none.
+A node that gave up its block before its children is hollow: it keeps its place and has no content
+(`window.py`). Without sliding windows there is none.
 """
 
 from __future__ import annotations
@@ -19,30 +19,35 @@ from octavo.cache.window import NO_BLOCK
 from octavo.errors import InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from octavo.cache.block_pool import BlockPool
 
 
 class Node:
-    """One shared block: where its content lies and how many blocks continue it."""
+    """One shared block: where its content lies and how many blocks continue it.
+
+    Every block has one node, made once, which is in the tree while its content is shared: a cache
+    at work replaces thousands a second, and making an object costs more than all else here.
+    """
 
     __slots__ = ("block_id", "key", "num_children", "parent")
 
-    def __init__(self, key: Hashable, block_id: int, parent: Node | None) -> None:
-        self.key = key
+    def __init__(self, block_id: int) -> None:
         self.block_id = block_id
-        self.parent = parent
+        self.key: Hashable = None
+        self.parent: Node | None = None
         self.num_children = 0
 
 
 class RadixTree:
     """The published blocks, by key. Counts no references and evicts nothing."""
 
-    __slots__ = ("_nodes",)
+    __slots__ = ("_node_of_block", "_nodes")
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._nodes: dict[Hashable, Node] = {}
+        self._node_of_block = [Node(block_id) for block_id in range(num_blocks)]
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -72,25 +77,54 @@ class RadixTree:
 
         None of ``keys`` is in the tree; ``parent`` None is the start of a prompt.
         """
-        nodes = self._nodes
-        for key, block_id in zip(keys, block_ids, strict=True):
-            node = Node(key, block_id, parent)
-            nodes[key] = node
-            if parent is not None:
-                parent.num_children += 1
-            parent = node
-
-    def remove(self, key: Hashable) -> Node:
-        """Take a leaf out and return it, with the hollow ancestors that have no child any more."""
-        node = self._nodes.pop(key)
-        if node.num_children:
-            raise InvariantError(f"a block with {node.num_children} children was removed")
-        parent = node.parent
+        nodes, node_of_block = self._nodes, self._node_of_block
         if parent is not None:
-            parent.num_children -= 1
-            if parent.block_id == NO_BLOCK and not parent.num_children:
-                self.remove(parent.key)
-        return node
+            parent.num_children += 1
+        for key, block_id in zip(keys, block_ids, strict=True):
+            node = node_of_block[block_id]
+            node.key = key
+            node.parent = parent
+            node.num_children = 1  # the next of the run
+            nodes[key] = node
+            parent = node
+        node.num_children = 0
+
+    def remove(self, keys: Iterable[Hashable]) -> list[int]:
+        """Take ``keys`` out, each a leaf once those before it are gone; return their blocks.
+
+        Hollow ancestors that have no child any more go with them.
+        """
+        nodes = self._nodes
+        block_ids = []
+        for key in keys:
+            node = nodes.pop(key)
+            if node.num_children:
+                raise InvariantError(f"a block with {node.num_children} children was removed")
+            parent = node.parent
+            if parent is not None:
+                parent.num_children -= 1
+                if parent.block_id == NO_BLOCK and not parent.num_children:
+                    self.remove((parent.key,))
+            block_ids.append(node.block_id)
+        return block_ids
+
+    def hollow(self, key: Hashable) -> int:
+        """Take the block of ``key`` away, whose node stays for its children; return the block."""
+        node = self._nodes[key]
+        block_id = node.block_id
+        self._node_of_block[block_id] = Node(block_id)
+        node.block_id = NO_BLOCK
+        return block_id
+
+    def fill(self, node: Node, block_id: int) -> None:
+        """Give a hollow node content again."""
+        node.block_id = block_id
+        self._node_of_block[block_id] = node
+
+    def parent(self, key: Hashable) -> Hashable | None:
+        """Return the key before ``key`` in its prompts, None if it starts them."""
+        parent = self._nodes[key].parent
+        return None if parent is None else parent.key
 
     def is_leaf(self, key: Hashable) -> bool:
         """Return whether nothing continues the block of ``key``."""
@@ -103,16 +137,14 @@ class RadixTree:
         hollow: that is so where no request lets go of a part of its blocks.
         """
         children: dict[Hashable, int] = {}
-        blocks: set[int] = set()
         for key, node in self._nodes.items():
             if node.key != key:
                 raise InvariantError("a node lies under a key that is not its own")
-            if node.block_id in blocks:
+            if node.block_id == NO_BLOCK:
+                if pool is not None or not node.num_children:
+                    raise InvariantError("a node is hollow")
+            elif self._node_of_block[node.block_id] is not node:
                 raise InvariantError(f"block {node.block_id} is in the tree twice")
-            if node.block_id != NO_BLOCK:
-                blocks.add(node.block_id)
-            elif pool is not None or not node.num_children:
-                raise InvariantError("a node is hollow")
             parent = node.parent
             if parent is None:
                 continue

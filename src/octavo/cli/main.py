@@ -16,6 +16,7 @@ from octavo.cli.inspect import inspect
 from octavo.cli.models import models
 from octavo.cli.pull import pull
 from octavo.cli.run import run
+from octavo.cli.simulate import simulate
 
 # Plain help: it is quick, it greps, and it says a flag's whole name in a narrow terminal.
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
 for _command in (run, chat, batch):
     app.command(_command.__name__)(guarded(_command))
 app.command("demo", cls=ManyValuesCommand)(guarded(demo))
-for _command in (pull, models, inspect):
+for _command in (pull, models, inspect, simulate):
     app.command(_command.__name__)(guarded(_command))
 
 

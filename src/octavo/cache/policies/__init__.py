@@ -1,24 +1,41 @@
-"""The eviction policies, one short file each, and the table by which a user names one."""
+"""The eviction policies, one short file each, and how a user names one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
 
+from octavo.cache.eviction import EvictionPolicy
+from octavo.cache.policies.arc import ARC
+from octavo.cache.policies.fifo import FIFO
+from octavo.cache.policies.lfu import LFU
 from octavo.cache.policies.lru import LRU
+from octavo.cache.policies.s3fifo import S3FIFO
+from octavo.cache.policies.slru import SLRU
 from octavo.errors import ConfigError
 
-if TYPE_CHECKING:
-    from octavo.cache.eviction import EvictionPolicy
-
-POLICIES: dict[str, type[EvictionPolicy]] = {policy.name: policy for policy in (LRU,)}
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    policy.name: policy for policy in (FIFO, LRU, LFU, SLRU, S3FIFO, ARC)
+}
 
 
 def find_policy(name: str) -> type[EvictionPolicy]:
-    """Return the policy called ``name``; raises `ConfigError` if there is none."""
-    try:
+    """Return the policy called ``name``, or the class that ``module:Class`` names.
+
+    Raises `ConfigError` if there is none.
+    """
+    if name in POLICIES:
         return POLICIES[name]
-    except KeyError:
-        raise ConfigError(
-            f"eviction_policy is {name!r}; known are {', '.join(sorted(POLICIES))}",
-            param="eviction_policy",
-        ) from None
+    module, colon, class_name = name.partition(":")
+    if not colon:
+        raise _refused(name, f"known are {', '.join(sorted(POLICIES))}, and module:Class")
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise _refused(name, f"it cannot be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, EvictionPolicy)):
+        raise _refused(name, "it is not a class derived from octavo.cache.eviction.EvictionPolicy")
+    return found
+
+
+def _refused(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"eviction_policy is {name!r}; {reason}", param="eviction_policy")

@@ -44,4 +44,9 @@ class LRU(EvictionPolicy):
 
     def victim(self, incoming: Hashable | None) -> Hashable:  # noqa: ARG002
         """Name the oldest."""
-        return self._idle.popitem(last=False)[0]
+        return self._idle.popitem(False)[0]
+
+    def victims(self, count: int, incoming: Hashable | None) -> list[Hashable]:  # noqa: ARG002
+        """Name the oldest ``count``."""
+        pop = self._idle.popitem
+        return [pop(False)[0] for _ in range(count)]

@@ -1,0 +1,179 @@
+"""`octavo simulate`: recorded traces through the production cache, under any eviction policy."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cache.policies import POLICIES, find_policy
+from octavo.cli.terminal import harmless, table, table_console
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.simulate.experiment import Experiment, Result
+    from octavo.simulate.trace import Trace
+
+
+def simulate(
+    traces: Annotated[
+        list[Path], typer.Argument(help="Trace files; .gz and .zst are unpacked.", metavar="TRACE")
+    ],
+    *,
+    policy: Annotated[
+        str, typer.Option(help=f"Policies, with commas: {', '.join(POLICIES)}, or module:Class.")
+    ] = "lru,arc",
+    capacity: Annotated[
+        str, typer.Option(help="Sizes of the cache in blocks, with commas.")
+    ] = "1000,10000",
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Requests that hold their blocks at a time.")
+    ] = 1,
+    rules: Annotated[
+        str,
+        typer.Option(
+            help="engine: as the engine's cache does. forward, reverse: every block of a prompt "
+            "alone, without a tree, head to tail or tail first."
+        ),
+    ] = "engine",
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="mooncake, sessions, text, lis, lirs, lengths. [default: by the file]"
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Replay only the first so many requests, or keys.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens in a block. [default: 512 for mooncake, 16 for text]"),
+    ] = None,
+    users: Annotated[
+        int, typer.Option(min=1, help="Of agent sessions: how many run at the same time.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(help="Of agent sessions: in which order they come.")] = 0,
+    tokenizer: Annotated[
+        str, typer.Option(help="Whose tokenizer cuts text into tokens: a model's name or path.")
+    ] = "smollm2",
+    bounds: Annotated[bool, typer.Option(help="Compute MIN and the infinite cache too.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write the results to this CSV file.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw hit rate against capacity into this PNG file."),
+    ] = None,
+) -> None:
+    """Replay recorded traces through the cache, and report what each policy would have hit."""
+    from octavo.simulate.experiment import RULES, Experiment
+
+    if rules not in RULES:
+        raise ConfigError(f"rules is {rules!r}; known are {', '.join(RULES)}", param="rules")
+    if rules != "engine" and concurrency != 1:
+        raise ConfigError(
+            f"concurrency is {concurrency}; only --rules engine holds blocks", param="concurrency"
+        )
+    plan = Experiment(
+        policies=[find_policy(name) for name in _split(policy, "policy")],
+        capacities=_capacities(capacity),
+        concurrency=concurrency,
+        rules=rules,
+        with_bounds=bounds,
+    )
+
+    def load(path: Path) -> "Trace":
+        from octavo.simulate.loaders import load_trace
+
+        return load_trace(
+            path,
+            format_name=format_name,
+            limit=limit,
+            block_size=block_size,
+            seed=seed,
+            users=users,
+            tokenize=_lazy_tokenizer(tokenizer),
+        )
+
+    groups = [_run(plan, load(path)) for path in traces]
+    results = [result for group in groups for result in group]
+    if csv_file is not None:
+        from octavo.simulate.report import write_csv
+
+        with csv_file.open("w", newline="", encoding="utf-8") as file:
+            write_csv(results, file)
+    if plot_file is not None:
+        from octavo.simulate.plot import plot
+
+        plot(results, plot_file)
+    if as_json:
+        from octavo.simulate.report import to_json
+
+        print(to_json(results))
+        return
+    _print(groups)
+
+
+def _run(plan: "Experiment", trace: "Trace") -> "list[Result]":
+    """Run the experiment on one trace, with a progress bar on stderr."""
+    import dataclasses
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(harmless(trace.name), total=plan.num_steps(trace))
+        plan = dataclasses.replace(plan, progress=lambda count: bar.advance(task, count))
+        return plan.run(trace)
+
+
+def _print(groups: "list[list[Result]]") -> None:
+    """Print a table for each trace, then what the words mean."""
+    from octavo.simulate.report import COLUMNS, definitions, rows
+
+    console = table_console()
+    for group in groups:
+        references = group[0].counts.references
+        title = f"{harmless(group[0].trace)}: {references:,} references"
+        made = table(*COLUMNS, numeric=tuple(c for c in COLUMNS if c != "policy"), title=title)
+        for cells in rows(group):
+            made.add_row(*cells)
+        console.print(made)
+        console.print()
+    for sentence in definitions([result for group in groups for result in group]):
+        console.print(sentence)
+
+
+def _split(text: str, param: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"{param} is {text!r}; name at least one", param=param)
+    return list(dict.fromkeys(names))
+
+
+def _capacities(text: str) -> list[int]:
+    sizes = []
+    for word in _split(text, "capacity"):
+        if not word.isdecimal() or int(word) < 1:
+            raise ConfigError(
+                f"capacity is {word!r}; it must be a whole number of blocks, at least 1",
+                param="capacity",
+            )
+        sizes.append(int(word))
+    return sorted(set(sizes))
+
+
+def _lazy_tokenizer(model: str) -> Callable[[str], list[int]]:
+    """Return what turns text into tokens; the model is opened when the first text comes."""
+    opened: list[Callable[[str], list[int]]] = []
+
+    def tokenize(text: str) -> list[int]:
+        if not opened:
+            from octavo.model.loader import load_model
+
+            opened.append(load_model(model).tokenizer.encode)
+        return opened[0](text)
+
+    return tokenize
