@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float32]
 
-SMALL_BATCH = 16
+SMALL_BATCH = 64
 """With so few tokens a matrix product is too short to be worth a second thread of BLAS."""
 
 MAX_STORED = 65504.0

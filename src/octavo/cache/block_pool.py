@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
@@ -57,18 +57,17 @@ class BlockPool:
         for block_id in block_ids:
             counts[block_id] += 1
 
-    def release(self, block_ids: Iterable[int]) -> list[int]:
-        """Give back one reference to each of ``block_ids``; return how many each has left.
+    def release(self, block_ids: Sequence[int]) -> list[int]:
+        """Give back one reference to each of ``block_ids``, all different; return how many each
+        has left.
 
         A block whose last reference goes is idle: the caller either keeps its content or frees it.
         """
         counts = self.ref_counts
-        left = []
-        for block_id in block_ids:
-            count = counts[block_id] - 1
-            assert count >= 0, f"block {block_id} was released more often than referenced"
+        left = [counts[block_id] - 1 for block_id in block_ids]
+        assert min(left, default=0) >= 0, "a block was released more often than referenced"
+        for block_id, count in zip(block_ids, left, strict=True):
             counts[block_id] = count
-            left.append(count)
         return left
 
     def free(self, block_ids: Iterable[int]) -> None:
