@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from octavo.errors import ModelFileError
-from octavo.model.spec import ModelSpec
+from octavo.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
     from octavo.model.gguf import GGUFFile
@@ -154,9 +154,12 @@ def _read_spec(keys: _Keys, file: GGUFFile, architecture: str) -> ModelSpec:
             "rope.dimension_count",
             f"is {rope_dim}; it must be even and at most the head's {head_dim} dimensions",
         )
+    # Converters to GGUF permute llama's q and k rows so that a pair lies side by side.
+    theta = keys.positive("rope.freq_base", _DEFAULT_ROPE_THETA)
+    rope = RopeSpec(theta, rope_dim, "interleaved")
     return ModelSpec(
         architecture=architecture,
-        num_layers=num_layers,
+        layers=(LayerSpec(rope),) * num_layers,
         hidden_size=hidden_size,
         intermediate_size=keys.integer("feed_forward_length"),
         num_heads=num_heads,
@@ -164,11 +167,7 @@ def _read_spec(keys: _Keys, file: GGUFFile, architecture: str) -> ModelSpec:
         head_dim=head_dim,
         vocab_size=_vocab_size(keys, file),
         context_length=keys.integer("context_length"),
-        rms_norm_eps=keys.positive("attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.positive("rope.freq_base", _DEFAULT_ROPE_THETA),
-        rope_dim=rope_dim,
-        # Converters to GGUF permute llama's q and k rows so that a pair lies side by side.
-        rope_layout="interleaved",
+        norm_eps=keys.positive("attention.layer_norm_rms_epsilon"),
         tied_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,

@@ -31,6 +31,7 @@ from octavo.backends.cpu.simd import (
     float_of_bits,
     fma,
     gelu_tanh,
+    half_bits,
     inlined,
     keep_below,
     kernel,
@@ -232,11 +233,13 @@ def store_key(
 ) -> None:
     """Store a key as float16 in its lane of a block [head_dim, 16]."""
     _count_beyond(sync, x, at, head_dim)
-    halves = np.empty(16, np.uint16)
-    for d in range(0, head_dim, 16):
-        store_f16(halves, 0, clamp_stored(load_f32(x, at + d)))
-        for i in range(16):
-            keys[block_at + (d + i) * 16 + lane] = halves[i]
+    for d in range(head_dim):
+        value = x[at + d]
+        if value > MAX_STORED:
+            value = MAX_STORED
+        elif value < -MAX_STORED:
+            value = -MAX_STORED
+        keys[block_at + d * 16 + lane] = half_bits(value)
 
 
 @kernel

@@ -19,19 +19,21 @@ Python: tests go through arrays. Knows no model and no layout.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from octavo.backends.cpu.compiler import inlined, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["inlined", "kernel"]
 
 F32x16: TypeAlias = Any
 """In annotations: sixteen float32, inside a kernel."""
@@ -41,19 +43,6 @@ Floats: TypeAlias = Any
 """In annotations: a contiguous float32 array."""
 Ints: TypeAlias = Any
 """In annotations: a contiguous array of integers (codes, halves, indices)."""
-
-_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False}
-
-
-def kernel(function: Function) -> Function:
-    """Compile ``function`` with Numba when it is first called: no GIL, no fastmath, no checks."""
-    return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
-
-
-def inlined(function: Function) -> Function:
-    """As `kernel`, and always part of its caller: for helpers that take or return vectors."""
-    return numba.njit(forceinline=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
-
 
 # -- types ----------------------------------------------------------------------------------------
 
@@ -387,6 +376,12 @@ def float_of_bits(builder, bits):
     return builder.bitcast(bits, ir.FloatType())
 
 
+@emit(types.uint16, types.float32)
+def half_bits(builder, x):
+    """The bits of x as a float16, rounded to nearest, ties to even."""
+    return builder.bitcast(builder.fptrunc(x, ir.HalfType()), _I16)
+
+
 @emit(types.float32, types.float32, types.float32, types.float32)
 def fma_scalar(builder, x, y, z):
     """x * y + z, rounded once."""
@@ -394,21 +389,22 @@ def fma_scalar(builder, x, y, z):
 
 
 def _operator(python: Any, float_name: str, int_name: str | None) -> None:
-    """Let two vectors of one type be combined by a Python operator."""
+    """Let two vectors of one type be combined by a Python operator.
 
-    @intrinsic
-    def combine(typingctx, x, y):  # noqa: ARG001
-        def code(_context, builder, _signature, values):
-            name = float_name if x.element == "f32" else int_name
-            return getattr(builder, name)(*values)
+    A template and a lowering, not an overload: Numba compiles an overload as a function of its own.
+    """
 
-        return x(x, y), code
+    @infer_global(python)
+    class _Template(AbstractTemplate):  # type: ignore[no-any-unimported]
+        def generic(self, args: Any, _kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], Vec) and args[0] == args[1]:
+                return signature(args[0], *args)
+            return None
 
-    @overload(python, inline="never")
-    def _overload(x, y):
-        if isinstance(x, Vec) and x == y and (x.element == "f32" or int_name is not None):
-            return lambda x, y: combine(x, y)
-        return None
+    @lower_builtin(python, Vec, Vec)
+    def _lower(_context, builder, kind, values):
+        name = float_name if kind.return_type.element == "f32" else int_name
+        return getattr(builder, name)(*values)
 
 
 _operator(operator.add, "fadd", "add")
@@ -443,40 +439,38 @@ def make_regs(vec: Vec) -> Any:
 regs_f32, regs_i32, regs_i16 = (make_regs(vec) for vec in (f32x16, i32x16, i16x32))
 
 
-def _place(builder: Any, kind: Regs, pointer: Any, row: Any, column: Any) -> Any:
+def _place(context: Any, builder: Any, kind: Regs, index_type: Any, pointer: Any, at: Any) -> Any:
+    row, column = (
+        context.cast(builder, value, source, types.intp)
+        for value, source in zip(cgutils.unpack_tuple(builder, at), index_type, strict=True)
+    )
     index = builder.add(builder.mul(row, ir.Constant(_I64, kind.columns)), column)
     return builder.gep(pointer, [index])
 
 
-@intrinsic
-def _regs_get(typingctx, regs, row, column):  # noqa: ARG001
-    def code(_context, builder, _signature, values):
-        return builder.load(_place(builder, regs, *values))
-
-    return regs.vec(regs, types.intp, types.intp), code
-
-
-@intrinsic
-def _regs_set(typingctx, regs, row, column, value):  # noqa: ARG001
-    def code(context, builder, _signature, values):
-        builder.store(values[3], _place(builder, regs, *values[:3]))
-        return context.get_dummy_value()
-
-    return types.void(regs, types.intp, types.intp, regs.vec), code
+@infer_global(operator.getitem)
+class _GetTemplate(AbstractTemplate):  # type: ignore[no-any-unimported]
+    def generic(self, args: Any, _kws: Any) -> Any:
+        regs, index = args
+        return signature(regs.vec, regs, index) if isinstance(regs, Regs) else None
 
 
-@overload(operator.getitem)
-def _get(regs, place):  # noqa: ARG001
-    if isinstance(regs, Regs):
-        return lambda regs, place: _regs_get(regs, place[0], place[1])
-    return None
+@infer_global(operator.setitem)
+class _SetTemplate(AbstractTemplate):  # type: ignore[no-any-unimported]
+    def generic(self, args: Any, _kws: Any) -> Any:
+        regs, index, _ = args
+        return signature(types.void, regs, index, regs.vec) if isinstance(regs, Regs) else None
 
 
-@overload(operator.setitem)
-def _set(regs, place, value):  # noqa: ARG001
-    if isinstance(regs, Regs):
-        return lambda regs, place, value: _regs_set(regs, place[0], place[1], value)
-    return None
+@lower_builtin(operator.getitem, Regs, types.BaseTuple)
+def _get(context, builder, kind, values):
+    return builder.load(_place(context, builder, *kind.args[:2], *values[:2]))
+
+
+@lower_builtin(operator.setitem, Regs, types.BaseTuple, Vec)
+def _set(context, builder, kind, values):
+    builder.store(values[2], _place(context, builder, *kind.args[:2], *values[:2]))
+    return context.get_dummy_value()
 
 
 # -- functions ------------------------------------------------------------------------------------
