@@ -36,11 +36,11 @@ def _keep_raw(library: Any) -> None:
 
     def module_for_linking() -> Any:
         if library._shared_module is None:
-            merged = own.clone()
-            _share(merged)
+            # While parts are missing nothing may be dropped as unused ("weak"); then it may.
+            merged = _relinked(own, "weak_odr")
             for other in _callees(library, {library}):
-                merged.link_in(other, preserve=True)
-            library._shared_module = merged
+                merged.link_in(_relinked(other, "weak_odr"), preserve=True)
+            library._shared_module = _relinked(merged, "linkonce_odr")
         return library._shared_module
 
     library.finalize = finalize
@@ -54,20 +54,23 @@ def _callees(library: Any, seen: set[Any]) -> Iterator[Any]:
         if other in seen:
             continue
         seen.add(other)
-        if not hasattr(other, "octavo_own"):
+        if hasattr(other, "octavo_own"):
+            yield other.octavo_own
+            yield from _callees(other, seen)
+        else:
             yield other._get_module_for_linking()
-            continue
-        module = other.octavo_own.clone()
-        _share(module)
-        yield module
-        yield from _callees(other, seen)
 
 
-def _share(module: Any) -> None:
-    """Let a module's functions be linked into several others."""
-    for function in module.functions:
-        if not function.is_declaration and function.linkage == llvm.Linkage.external:
-            function.linkage = "linkonce_odr"
+_LINKABLE = (llvm.Linkage.external, llvm.Linkage.weak_odr, llvm.Linkage.linkonce_odr)
+
+
+def _relinked(module: Any, linkage: str) -> Any:
+    """Return a copy whose functions may meet copies of themselves."""
+    copy = module.clone()
+    for function in copy.functions:
+        if not function.is_declaration and function.linkage in _LINKABLE:
+            function.linkage = linkage
+    return copy
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
