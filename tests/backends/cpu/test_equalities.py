@@ -148,7 +148,7 @@ def jobs(draw):
     sampled = draw(st.booleans())
     penalty = draw(st.sampled_from([0.0, 0.0, 0.7]))
     params = SamplingParams(
-        max_tokens=draw(st.integers(1, 12)),
+        max_tokens=draw(st.one_of(st.integers(1, 4), st.integers(20, 40))),
         temperature=draw(st.sampled_from([0.5, 1.0])) if sampled else 0.0,
         top_p=draw(st.sampled_from([1.0, 0.9])),
         top_k=draw(st.sampled_from([0, 40])),
@@ -160,7 +160,7 @@ def jobs(draw):
         prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
         ignore_eos=True,
     )
-    return Job(prefix + tuple(own), params, draw(st.integers(0, 8)))
+    return Job(prefix + tuple(own), params, draw(st.integers(0, 4)))
 
 
 @pytest.mark.parametrize("model", list(MODELS))
@@ -168,16 +168,16 @@ def test_equalities(model):
     preempted, hits = 0, 0
 
     @settings(
-        max_examples=25,
+        max_examples=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(
-        st.lists(jobs(), min_size=1, max_size=6),
+        st.lists(jobs(), min_size=2, max_size=7),
         st.sampled_from([1, 2, 3]),
-        st.sampled_from([14, 20, 40, 160]),
+        st.sampled_from([11, 12, 14, 160]),
         st.sampled_from([1, 3, 16, 37, 512]),
-        st.sampled_from([1, 2, 8]),
+        st.sampled_from([2, 8, 8]),
     )
     def check(listed, threads, blocks, budget, seqs):
         nonlocal preempted, hits
