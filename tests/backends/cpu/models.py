@@ -1,4 +1,4 @@
-"""Tiny random decoders of any family, as a spec and tensors in memory, and batches to run on them."""
+"""Tiny random decoders of any family, a spec and tensors in memory, and batches to run on them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tiny_model import quantize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+ROPE = RopeSpec(10_000.0, 16, "interleaved")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def spec(
     head_dim: int = 16,
     vocab: int = 288,
     context: int = 2048,
-    rope: RopeSpec | None = RopeSpec(10_000.0, 16, "interleaved"),
+    rope: RopeSpec | None = ROPE,
     windows: Sequence[int | None] = (None,),
     **more: Any,
 ) -> ModelSpec:

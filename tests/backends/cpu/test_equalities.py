@@ -72,7 +72,9 @@ MODELS = {
 @functools.cache
 def backend(model: str, num_threads: int, num_blocks: int) -> CpuBackend:
     s, kind, kinds = MODELS[model]
-    return CpuBackend(s, weights(s, kind, kinds=kinds), num_blocks=num_blocks, num_threads=num_threads)
+    return CpuBackend(
+        s, weights(s, kind, kinds=kinds), num_blocks=num_blocks, num_threads=num_threads
+    )
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,7 @@ def test_equalities(model):
     )
     def check(listed, threads, blocks, budget, seqs):
         nonlocal preempted, hits
-        results, core = run(
-            model, listed, threads=threads, blocks=blocks, budget=budget, seqs=seqs
-        )
+        results, core = run(model, listed, threads=threads, blocks=blocks, budget=budget, seqs=seqs)
         for job, result in zip(listed, results, strict=True):
             assert result == alone(model, job)
         core.cache.check_invariants([])

@@ -75,7 +75,11 @@ def test_quantise(num_rows, groups, seed, spoil):
         x[rng.integers(num_rows), rng.integers(groups * 32)] = rng.choice([np.nan, np.inf, -np.inf])
         x[rng.integers(num_rows), :32] = 0
     codes = np.zeros(x.size, np.int8)
-    scales, sums, half = np.zeros(x.size // 32, F), np.zeros(x.size // 32, F), np.zeros(x.size // 16, F)
+    scales, sums, half = (
+        np.zeros(x.size // 32, F),
+        np.zeros(x.size // 32, F),
+        np.zeros(x.size // 16, F),
+    )
     drivers.call(drivers.quantise, array(x)[: x.size], x.shape[1], codes, scales, sums, half)
     expected = twins.quantise(x)
     assert codes.tolist() == expected[0].reshape(-1).tolist()
@@ -187,7 +191,7 @@ def random_tensor(kind: GGMLType, shape: tuple[int, int], seed: int):
 
 
 def multiply(weight, x: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """x [M, K] times a weight [N, K], by the kernels."""
+    """x [M, columns] times a weight [N, columns], by the kernels."""
     plan = WeightPlan()
     plan.add_matrices([weight], [bias])
     arena, matrices, floats = plan.pack()
@@ -214,9 +218,9 @@ def multiply(weight, x: np.ndarray, bias: np.ndarray | None = None) -> np.ndarra
 )
 def test_products_of_codes(kind, num_rows, outputs, blocks, seed):
     elements = BLOCK_LAYOUTS[kind].elements
-    K = elements * blocks if elements == 256 else 32 * blocks
-    weight = random_tensor(kind, (outputs, K), seed)
-    x = np.random.default_rng(seed).normal(0, 2, (num_rows, K)).astype(F)
+    columns = elements * blocks if elements == 256 else 32 * blocks
+    weight = random_tensor(kind, (outputs, columns), seed)
+    x = np.random.default_rng(seed).normal(0, 2, (num_rows, columns)).astype(F)
     form = FORMATS[kind]
     coded = form.read(blocks_of(kind, weight.data, outputs))
     got = multiply(weight, x)
@@ -234,9 +238,9 @@ def test_products_of_codes(kind, num_rows, outputs, blocks, seed):
     st.sampled_from([1, 30, 64, 300]),
     st.integers(0, 2**32 - 1),
 )
-def test_products_of_floats(kind, num_rows, outputs, K, seed):
-    weight = random_tensor(kind, (outputs, K), seed)
-    x = np.random.default_rng(seed).normal(0, 2, (num_rows, K)).astype(F)
+def test_products_of_floats(kind, num_rows, outputs, columns, seed):
+    weight = random_tensor(kind, (outputs, columns), seed)
+    x = np.random.default_rng(seed).normal(0, 2, (num_rows, columns)).astype(F)
     bias = np.random.default_rng(seed + 1).normal(0, 1, outputs).astype(F)
     got = multiply(weight, x, bias)
     assert same(got, twins.matmul_floats(x, weight.dequantize()) + bias)
@@ -356,7 +360,7 @@ def reference_row(q, k, v):
 def test_a_later_token_s_nan_does_not_reach_an_earlier_query():
     case = attention_case(3, 10, 40, 2, 64, kv_heads=2)
     clean = attend(case, 40, 2, 64, kv_heads=2)
-    x, k, v, keys, values, table = case
+    _, _, _, keys, values, table = case
     keys[:, table[45 // 16], :, 45 % 16] = np.nan
     values[:, table[45 // 16], 45 % 16] = np.nan
     got = attend(case, 40, 2, 64, kv_heads=2)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-
 if TYPE_CHECKING:
     from octavo.backends.cpu.formats import Coded, Format
 
@@ -114,9 +113,7 @@ def rotate(x, cos, sin, dim, interleaved):
     out = x.copy()
     half = dim // 2
     first, second = (
-        (slice(0, dim, 2), slice(1, dim, 2))
-        if interleaved
-        else (slice(0, half), slice(half, dim))
+        (slice(0, dim, 2), slice(1, dim, 2)) if interleaved else (slice(0, half), slice(half, dim))
     )
     a, b = x[:, first], x[:, second]
     out[:, first] = a * cos - b * sin
@@ -157,7 +154,7 @@ def matmul_floats(x, weights):
 
 
 def attend_row(q, keys, values, first, scale):
-    """One query [head_dim] over the tokens ``first`` .. end of float32 keys, values [., head_dim]."""
+    """One query [head_dim] over tokens ``first`` to the end of keys and values [., head_dim]."""
     q = q * F(scale)
     end, hd = keys.shape
     nothing = F(-1e30)
@@ -193,5 +190,3 @@ def attend_row(q, keys, values, first, scale):
         total = (new, fma(old_sums, a, sums * b), fma(old_out, a, out * b))
     _, sums, out = total
     return out * (F(1) / tree_sum(sums))
-
-

@@ -1,4 +1,4 @@
-"""CpuBackend: a model's packed weights, its KV arrays, and a team of threads that computes steps."""
+"""CpuBackend: a model's packed weights, its KV arrays, and the team of threads that computes."""
 
 from __future__ import annotations
 
@@ -192,5 +192,3 @@ def usable_cores() -> int:
 def _signature(arrays: Sequence[NDArray[Any]]) -> list[Any]:
     kinds = [types.Array(_NUMBA_TYPES[array.dtype], array.ndim, "C") for array in arrays]
     return [types.int64, types.int64, *kinds]
-
-

@@ -78,7 +78,8 @@ class Compiled:
         """Return the compiled function; ``say`` is told if that takes a while, and how long."""
         if self._dispatcher is None:
             self._dispatcher = self._compile(tuple(signature), say or _say)
-        return self._dispatcher  # type: ignore[no-any-return]
+        compiled: Callable[..., None] = self._dispatcher
+        return compiled
 
     def _compile(self, signature: tuple[Any, ...], say: Callable[[str], None]) -> Any:
         dispatcher = numba.njit(**OPTIONS)(self._function)

@@ -74,7 +74,7 @@ def _relinked(module: Any, linkage: str) -> Any:
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _KernelLowering(NativeLowering):  # type: ignore[no-any-unimported]
+class _KernelLowering(NativeLowering):
     """Numba's last pass without optimising, without machine code, without a way in from Python."""
 
     _name = "octavo_kernel_lowering"
@@ -104,7 +104,7 @@ class _KernelLowering(NativeLowering):  # type: ignore[no-any-unimported]
         return True
 
 
-class _KernelCompiler(CompilerBase):  # type: ignore[no-any-unimported]
+class _KernelCompiler(CompilerBase):
     def define_pipelines(self) -> list[Any]:
         pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes = [
@@ -123,11 +123,13 @@ OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": Fal
 
 def kernel(function: Function) -> Function:
     """Compile ``function`` as part of those that call it: no GIL, no fastmath, no checks."""
-    return numba.njit(pipeline_class=_KernelCompiler, **OPTIONS)(function)  # type: ignore[no-any-return]
+    compiled: Function = numba.njit(pipeline_class=_KernelCompiler, **OPTIONS)(function)
+    return compiled
 
 
 def inlined(function: Function) -> Function:
     """As `kernel`, and always inlined: for helpers that take or return vectors."""
-    return numba.njit(  # type: ignore[no-any-return]
-        pipeline_class=_KernelCompiler, forceinline=True, **OPTIONS
-    )(function)
+    compiled: Function = numba.njit(pipeline_class=_KernelCompiler, forceinline=True, **OPTIONS)(
+        function
+    )
+    return compiled

@@ -73,10 +73,10 @@ def _norm_row(
 @kernel
 def _reads_codes(matrices: Ints, first: int, count: int) -> bool:
     """Whether any of these matrices multiplies quantised rows."""
+    found = False
     for i in range(first, first + count):
-        if matrices[i, KIND] <= U8:
-            return True
-    return False
+        found = found or matrices[i, KIND] <= U8
+    return found
 
 
 @kernel
@@ -99,9 +99,7 @@ def _add(
     """x += h, where the model says so normalised first (in ``y``)."""
     x_stride, y_stride, hidden = model[p.X_STRIDE], model[p.Y_STRIDE], model[p.HIDDEN]
     if model[p.POST_NORMS] != 0:
-        _norm_row(
-            h, m * x_stride, floats, weight, bias, y, m * y_stride, hidden, reals[p.EPS]
-        )
+        _norm_row(h, m * x_stride, floats, weight, bias, y, m * y_stride, hidden, reals[p.EPS])
         add_row(x, m * x_stride, y, m * y_stride, hidden)
     else:
         add_row(x, m * x_stride, h, m * x_stride, hidden)
@@ -274,9 +272,7 @@ def _merge_parts(
             rows = _pack(model, layer, reals, starts, lens, wide, item, kv_head, q, limit, low)
             for segment in range(item[p.ITEM_PARTS]):
                 place = ((item[p.ITEM_PART] + segment) * kv_heads + kv_head) * size
-                merge(
-                    rows, head_dim, segment * SEGMENT, limit, low, total, 0, parts, place
-                )
+                merge(rows, head_dim, segment * SEGMENT, limit, low, total, 0, parts, place)
             write_rows(
                 total, 0, y, model[p.Y_STRIDE], starts[item[p.ITEM_SEQ]], kv_head * group,
                 item[p.ITEM_ROW], item[p.ITEM_ROWS], group, head_dim,

@@ -7,6 +7,8 @@ last value is zero, so every loop runs over whole vectors.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from octavo.backends.cpu.gemm import (
@@ -112,12 +114,12 @@ def quantise_row(
 
 
 @inlined
-def _mean(total: float, size: int) -> float:
-    return np.float32(total) / np.float32(size)  # type: ignore[return-value]
+def _mean(total: float, size: int) -> Any:
+    return np.float32(total) / np.float32(size)
 
 
 @kernel
-def _inverse_root(x: Floats, at: int, size: int, eps: float) -> float:
+def _inverse_root(x: Floats, at: int, size: int, eps: float) -> Any:
     """1 / sqrt(mean of squares + eps): two chains of sixteen lanes, then the tree."""
     a, b = zero_f32(), zero_f32()
     for i in range(0, size, 32):
@@ -125,12 +127,19 @@ def _inverse_root(x: Floats, at: int, size: int, eps: float) -> float:
         x1 = keep_below(load_f32(x, at + i + 16), size - i - 16, _ZERO)
         a, b = fma(x0, x0, a), fma(x1, x1, b)
     mean = _mean(sum_lanes(a + b), size)
-    return _ONE / np.float32(np.sqrt(mean + np.float32(eps)))  # type: ignore[no-any-return]
+    return _ONE / np.float32(np.sqrt(mean + np.float32(eps)))
 
 
 @kernel
 def rms_norm_row(
-    x: Floats, at: int, weights: Floats, weight: int, out: Floats, out_at: int, size: int, eps: float
+    x: Floats,
+    at: int,
+    weights: Floats,
+    weight: int,
+    out: Floats,
+    out_at: int,
+    size: int,
+    eps: float,
 ) -> None:
     """x / sqrt(mean(x^2) + eps) * weight; what lies past ``size`` in the last 32 becomes 0."""
     root = splat(_inverse_root(x, at, size, eps))
@@ -178,9 +187,7 @@ def add_row(x: Floats, at: int, y: Floats, y_at: int, size: int) -> None:
 
 
 @kernel
-def gate_row(
-    x: Floats, gate: int, up: int, out: Floats, out_at: int, size: int, kind: int
-) -> None:
+def gate_row(x: Floats, gate: int, up: int, out: Floats, out_at: int, size: int, kind: int) -> None:
     """out = activation(x[gate:]) * x[up:], or without a gate (-1) activation(x[up:])."""
     for i in range(0, size, 16):
         u = load_f32(x, up + i)
@@ -253,17 +260,15 @@ def store_value(
 
 
 @kernel
-def embed_row(
-    arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: int
-) -> None:
+def embed_row(arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: int) -> None:
     """out = row ``token`` of a packed matrix, as its file's dequantisation gives it, * factor."""
-    K = d[COLUMNS]
+    columns = d[COLUMNS]
     block, lane = token // 16, token % 16
     kind = d[KIND]
-    for k in range(K):
-        place = d[CODES] + ((block * K + k) * 16 + lane) * 2
+    for k in range(columns):
+        place = d[CODES] + ((block * columns + k) * 16 + lane) * 2
         if kind == F32:
-            value = scalar_f32(arena, d[CODES] + ((block * K + k) * 16 + lane) * 4)
+            value = scalar_f32(arena, d[CODES] + ((block * columns + k) * 16 + lane) * 4)
         elif kind == F16:
             value = scalar_f16(arena, place)
         elif kind == BF16:
@@ -274,25 +279,25 @@ def embed_row(
 
 
 @inlined
-def _coded_value(arena: Ints, d: Ints, block: int, lane: int, k: int) -> float:
+def _coded_value(arena: Ints, d: Ints, block: int, lane: int, k: int) -> Any:
     """scale * code + minimum, each operation rounded, as the file's type defines it."""
-    K = d[COLUMNS]
+    columns = d[COLUMNS]
     if d[KIND] == U4:
         j = k % 16 // 4
-        pair = arena[d[CODES] + (block * K + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
+        pair = arena[d[CODES] + (block * columns + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
         code = np.int64(pair >> 4 if k % 32 >= 16 else pair & 15)
     else:
-        code = np.int64(arena[d[CODES] + (block * K + k // 4 * 4) * 16 + lane * 4 + k % 4])
-    group = (block * (K // d[GROUP]) + k // d[GROUP]) * 16 + lane
+        code = np.int64(arena[d[CODES] + (block * columns + k // 4 * 4) * 16 + lane * 4 + k % 4])
+    group = (block * (columns // d[GROUP]) + k // d[GROUP]) * 16 + lane
     wide = d[WIDE] != 0
     if wide:
         scale = scalar_f32(arena, d[SCALES] + group * 4)
     else:
         scale = scalar_f16(arena, d[SCALES] + group * 2)
     if d[MINIMA] < 0:
-        return np.float32(code - d[OFFSET]) * scale  # type: ignore[no-any-return]
+        return np.float32(code - d[OFFSET]) * scale
     if wide:
         minimum = scalar_f32(arena, d[MINIMA] + group * 4)
     else:
         minimum = scalar_f16(arena, d[MINIMA] + group * 2)
-    return np.float32(code) * scale + minimum  # type: ignore[no-any-return]
+    return np.float32(code) * scale + minimum

@@ -76,7 +76,8 @@ def _spread(nibbles: Bytes) -> Bytes:
 
 def _fifth_bits(bits: Bytes) -> Bytes:
     """Return [..., 4] bytes, a bit each of 32 codes, as [..., 32] bytes of 0 or 16."""
-    return np.unpackbits(np.ascontiguousarray(bits), axis=-1, bitorder="little") << 4
+    spread = np.unpackbits(np.ascontiguousarray(bits), axis=-1, bitorder="little")
+    return spread << np.uint8(4)
 
 
 def _q5_0(blocks: Bytes) -> Coded:
@@ -157,7 +158,8 @@ def _quarters(blocks: Bytes) -> Bytes:
     """Return 64 bytes of four 2-bit codes as [num_rows, blocks, 8, 32] codes."""
     pairs = blocks.reshape(*blocks.shape[:2], 2, 1, 32)
     shift = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-    return (pairs >> shift & 3).reshape(*blocks.shape[:2], 8, 32)
+    codes: Bytes = (pairs >> shift & np.uint8(3)).reshape(*blocks.shape[:2], 8, 32)
+    return codes
 
 
 def _q2_k(blocks: Bytes) -> Coded:

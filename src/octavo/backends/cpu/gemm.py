@@ -84,8 +84,8 @@ def make_tile_u4(rows: int, vectors: int) -> Any:
         block: int,
     ) -> None:
         # out[at + r * stride + v * 16]; codes [., K], scales [., K / 32], sums [., K / 32]
-        K = d[COLUMNS]
-        groups = K // 32
+        columns = d[COLUMNS]
+        groups = columns // 32
         wide = d[WIDE] != 0
         scale_bytes = 4 if wide else 2
         has_minima = d[MINIMA] >= 0
@@ -100,11 +100,11 @@ def make_tile_u4(rows: int, vectors: int) -> Any:
                         arena, d[CODES] + ((block + v) * groups + g) * 256 + j * 64
                     )
                 for r in range(rows):
-                    x = splat_bytes(codes, (row + r) * K + g * 32 + j * 4)
+                    x = splat_bytes(codes, (row + r) * columns + g * 32 + j * 4)
                     for v in range(vectors):
                         dot[r, v] = step_u4(dot[r, v], low_nibbles(packed[0, v]), x)
                 for r in range(rows):
-                    x = splat_bytes(codes, (row + r) * K + g * 32 + j * 4 + 16)
+                    x = splat_bytes(codes, (row + r) * columns + g * 32 + j * 4 + 16)
                     for v in range(vectors):
                         dot[r, v] = step_u4(dot[r, v], high_nibbles(packed[0, v]), x)
             for v in range(vectors):
@@ -148,8 +148,8 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
         d: Ints,
         block: int,
     ) -> None:
-        K = d[COLUMNS]
-        groups = K // 32
+        columns = d[COLUMNS]
+        groups = columns // 32
         parts = 32 // d[GROUP]  # 1, or 2 where each half of the 32 has its own scale
         wide = d[WIDE] != 0
         scale_bytes = 4 if wide else 2
@@ -166,7 +166,7 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                             arena, d[CODES] + ((block + v) * groups + g) * 512 + j * 64
                         )
                     for r in range(rows):
-                        x = splat_bytes(codes, (row + r) * K + g * 32 + j * 4)
+                        x = splat_bytes(codes, (row + r) * columns + g * 32 + j * 4)
                         for v in range(vectors):
                             dot[r, v] = step_u8(dot[r, v], packed[0, v], x)
                 for v in range(vectors):
@@ -310,9 +310,9 @@ def _chunk_u8(
 @kernel
 def _widen(panel: Floats, arena: Ints, d: Ints, block: int, first: int, count: int) -> None:
     """Four blocks' weights of some k's as float32: panel [4, K_CHUNK, 16]."""
-    kind, K = d[KIND], d[COLUMNS]
+    kind, columns = d[KIND], d[COLUMNS]
     for v in range(CHUNK // BLOCK):
-        source = ((block + v) * K + first) * 16
+        source = ((block + v) * columns + first) * 16
         for k in range(count):
             place = source + k * 16
             if kind == F16:
@@ -339,9 +339,9 @@ def _chunk_float(
     panel: Floats,
 ) -> None:
     """As `_chunk_u4`, of float32 rows."""
-    K = d[COLUMNS]
-    for first in range(0, K, K_CHUNK):
-        count = min(K_CHUNK, K - first)
+    columns = d[COLUMNS]
+    for first in range(0, columns, K_CHUNK):
+        count = min(K_CHUNK, columns - first)
         _widen(panel, arena, d, block, first, count)
         if stop - row == 1:
             at = row * stride + out_at
@@ -403,17 +403,13 @@ def matmul(
             block = chunk * (CHUNK // BLOCK)
             out_at = d[OUT_AT] + chunk * CHUNK
             if d[KIND] == U4:
-                _chunk_u4(
-                    out, out_at, stride, codes, scales, sums, row, stop, arena, d, block
-                )
+                _chunk_u4(out, out_at, stride, codes, scales, sums, row, stop, arena, d, block)
             elif d[KIND] == U8:
                 _chunk_u8(
                     out, out_at, stride, codes, scales, sums, half_sums, row, stop, arena, d, block
                 )
             else:
-                _chunk_float(
-                    out, out_at, stride, x, x_stride, row, stop, arena, d, block, panel
-                )
+                _chunk_float(out, out_at, stride, x, x_stride, row, stop, arena, d, block, panel)
             if d[BIAS] >= 0:
                 _add_bias(out, out_at, stride, row, stop, biases, d[BIAS] + chunk * CHUNK)
             item = claim(sync)

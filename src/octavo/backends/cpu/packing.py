@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 _ROWS_AT_ONCE: Final = 512  # a multiple of 64; their codes stay in the cache between two passes
-_FLOAT_KINDS: Final = {
+_FLOAT_KINDS: Final[dict[GGMLType, tuple[int, np.dtype[Any]]]] = {
     GGMLType.F16: (gemm.F16, np.dtype("<u2")),
     GGMLType.BF16: (gemm.BF16, np.dtype("<u2")),
     GGMLType.F32: (gemm.F32, np.dtype("<u4")),
@@ -226,9 +226,7 @@ def _pack_floats(
     arena: NDArray[np.uint8], fields: dict[int, int], tensor: Tensor, row: int
 ) -> None:
     dtype = _FLOAT_KINDS[tensor.type][1]
-    target = _view(
-        arena, fields[gemm.CODES], dtype, fields[gemm.PADDED_ROWS], fields[gemm.COLUMNS]
-    )
+    target = _view(arena, fields[gemm.CODES], dtype, fields[gemm.PADDED_ROWS], fields[gemm.COLUMNS])
     values = tensor.data.view(dtype).reshape(tensor.shape)
     for first in range(0, len(values), _ROWS_AT_ONCE):
         _transpose(target, row + first, values[first : first + _ROWS_AT_ONCE])

@@ -1,4 +1,4 @@
-"""The vector vocabulary of the kernels: 16 lanes at a time, every operation one fixed IEEE rounding.
+"""The vector vocabulary of the kernels: 16 lanes at a time, every operation rounded as IEEE says.
 
 A kernel is Python that Numba compiles; these are the words it may use beyond Python's own:
 
@@ -50,7 +50,7 @@ _I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 _ELEMENTS = {"f32": ir.FloatType(), "i32": _I32, "i16": _I16}
 
 
-class Vec(types.Type):  # type: ignore[no-any-unimported]
+class Vec(types.Type):
     """A vector of ``lanes`` elements, held in registers."""
 
     def __init__(self, element: str, lanes: int) -> None:
@@ -64,7 +64,7 @@ class Vec(types.Type):  # type: ignore[no-any-unimported]
         return ir.VectorType(_ELEMENTS[self.element], self.lanes)
 
 
-class Regs(types.Type):  # type: ignore[no-any-unimported]
+class Regs(types.Type):
     """``rows`` x ``columns`` vectors: memory that LLVM turns into registers, indices constant."""
 
     def __init__(self, vec: Vec, rows: int, columns: int) -> None:
@@ -75,13 +75,13 @@ class Regs(types.Type):  # type: ignore[no-any-unimported]
 
 
 @register_model(Vec)
-class _VecModel(models.PrimitiveModel):  # type: ignore[no-any-unimported]
+class _VecModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vec: Vec) -> None:
         super().__init__(manager, vec, vec.ir)
 
 
 @register_model(Regs)
-class _RegsModel(models.PrimitiveModel):  # type: ignore[no-any-unimported]
+class _RegsModel(models.PrimitiveModel):
     def __init__(self, manager: Any, regs: Regs) -> None:
         super().__init__(manager, regs, regs.vec.ir.as_pointer())
 
@@ -104,10 +104,10 @@ def emit(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
 
         answer = (result(*params), code)
         typed: dict[int, Callable[..., Any]] = {
-            0: lambda typingctx: answer,
-            1: lambda typingctx, a: answer,
-            2: lambda typingctx, a, b: answer,
-            3: lambda typingctx, a, b, c: answer,
+            0: lambda _typing: answer,
+            1: lambda _typing, _a: answer,
+            2: lambda _typing, _a, _b: answer,
+            3: lambda _typing, _a, _b, _c: answer,
         }
         function = typed[len(params)]
         function.__name__ = function.__qualname__ = generate.__name__
@@ -177,9 +177,7 @@ def _loader(result: Any, memory: Any, align: int, finish: Callable[[Any, Any], A
     @intrinsic
     def load(typingctx, array, index):  # noqa: ARG001
         def code(context, builder, signature, values):
-            pointer = _pointer(
-                context, builder, signature.args[0], values[0], values[1], memory
-            )
+            pointer = _pointer(context, builder, signature.args[0], values[0], values[1], memory)
             return finish(builder, builder.load(pointer, align=align))
 
         return result(array, types.intp), code
@@ -193,9 +191,7 @@ def _storer(align: int, memory: Any, prepare: Callable[[Any, Any], Any]) -> Any:
     @intrinsic
     def store(typingctx, array, index, vector):  # noqa: ARG001
         def code(context, builder, signature, values):
-            pointer = _pointer(
-                context, builder, signature.args[0], values[0], values[1], memory
-            )
+            pointer = _pointer(context, builder, signature.args[0], values[0], values[1], memory)
             builder.store(prepare(builder, values[2]), pointer, align=align)
             return context.get_dummy_value()
 
@@ -213,9 +209,7 @@ load_bf16 = _loader(
     f32x16,
     WORDS,
     2,
-    lambda b, v: b.bitcast(
-        b.shl(b.zext(v, i32x16.ir), constant(i32x16.ir, 16)), f32x16.ir
-    ),
+    lambda b, v: b.bitcast(b.shl(b.zext(v, i32x16.ir), constant(i32x16.ir, 16)), f32x16.ir),
 )
 splat_f32 = _loader(f32x16, ir.FloatType(), 4, lambda b, v: splat_ir(b, v, f32x16.ir))
 """One float of an array, in every lane."""
@@ -351,9 +345,7 @@ def sum_lanes(builder, v):
 @emit(types.float32, f32x16)
 def max_lanes(builder, v):
     """The largest lane."""
-    return _tree_ir(
-        builder, v, lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y)
-    )
+    return _tree_ir(builder, v, lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
 
 @emit(types.int32, i32x16)
@@ -365,9 +357,7 @@ def sum_lanes_i32(builder, v):
 @emit(types.int32, i32x16)
 def max_lanes_i32(builder, v):
     """The largest lane."""
-    return _tree_ir(
-        builder, v, lambda x, y: builder.select(builder.icmp_signed(">", x, y), x, y)
-    )
+    return _tree_ir(builder, v, lambda x, y: builder.select(builder.icmp_signed(">", x, y), x, y))
 
 
 @emit(types.float32, types.int32)
@@ -395,7 +385,7 @@ def _operator(python: Any, float_name: str, int_name: str | None) -> None:
     """
 
     @infer_global(python)
-    class _Template(AbstractTemplate):  # type: ignore[no-any-unimported]
+    class _Template(AbstractTemplate):
         def generic(self, args: Any, _kws: Any) -> Any:
             if len(args) == 2 and isinstance(args[0], Vec) and args[0] == args[1]:
                 return signature(args[0], *args)
@@ -403,7 +393,7 @@ def _operator(python: Any, float_name: str, int_name: str | None) -> None:
 
     @lower_builtin(python, Vec, Vec)
     def _lower(_context, builder, kind, values):
-        name = float_name if kind.return_type.element == "f32" else int_name
+        name = int_name if kind.return_type.element != "f32" and int_name else float_name
         return getattr(builder, name)(*values)
 
 
@@ -449,14 +439,14 @@ def _place(context: Any, builder: Any, kind: Regs, index_type: Any, pointer: Any
 
 
 @infer_global(operator.getitem)
-class _GetTemplate(AbstractTemplate):  # type: ignore[no-any-unimported]
+class _GetTemplate(AbstractTemplate):
     def generic(self, args: Any, _kws: Any) -> Any:
         regs, index = args
         return signature(regs.vec, regs, index) if isinstance(regs, Regs) else None
 
 
 @infer_global(operator.setitem)
-class _SetTemplate(AbstractTemplate):  # type: ignore[no-any-unimported]
+class _SetTemplate(AbstractTemplate):
     def generic(self, args: Any, _kws: Any) -> Any:
         regs, index, _ = args
         return signature(types.void, regs, index, regs.vec) if isinstance(regs, Regs) else None
@@ -479,8 +469,16 @@ _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _EXP_LOW, _EXP_HIGH = np.float32(-87.33654), np.float32(88.0)
 _MAGIC = np.float32(1.5 * 2**23)
-_C6, _C5, _C4 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_C3, _C2, _C1 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_C6, _C5, _C4 = (
+    np.float32(1.9875691500e-4),
+    np.float32(1.3981999507e-3),
+    np.float32(8.3334519073e-3),
+)
+_C3, _C2, _C1 = (
+    np.float32(4.1665795894e-2),
+    np.float32(1.6666665459e-1),
+    np.float32(5.0000001201e-1),
+)
 _ONE, _ZERO = np.float32(1), np.float32(0)
 
 

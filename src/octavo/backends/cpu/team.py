@@ -149,12 +149,12 @@ def _set_mode_x86(builder, mode):
 
 
 @kernel
-def take_rounding_mode() -> int:
+def take_rounding_mode() -> Any:
     """Set this thread to IEEE's defaults, which other libraries change; return what it had."""
     if _IS_X86:
         mode = _get_mode_x86()
         _set_mode_x86(np.int32(_MXCSR))
-        return mode  # type: ignore[no-any-return]
+        return mode
     return np.int32(0)
 
 
@@ -210,9 +210,9 @@ def barrier(sync: Any, num_threads: int) -> None:
 
 
 @kernel
-def claim(sync: Any) -> int:
+def claim(sync: Any) -> Any:
     """Return the number of the next item of this phase that nobody has taken."""
-    return atomic_add(sync, NEXT_ITEM, 1)  # type: ignore[no-any-return]
+    return atomic_add(sync, NEXT_ITEM, 1)
 
 
 # -- a step is handed over ------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def post_quit(sync: Any) -> None:
 
 
 @kernel
-def wait_for_job(sync: Any, seen: int) -> bool:
+def wait_for_job(sync: Any, seen: int) -> Any:
     """Wait for the job after the ``seen``-th; return whether there is one."""
     _wait_for_change(sync, JOB, seen, JOB_SLEEPERS)
-    return atomic_load(sync, QUIT) == 0  # type: ignore[no-any-return]
+    return atomic_load(sync, QUIT) == 0
