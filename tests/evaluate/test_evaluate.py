@@ -69,7 +69,7 @@ def test_both_backends_agree(path):
 
 
 def test_an_impossible_window_is_refused(path):
-    llm = LLM(str(path), backend="reference", num_kv_blocks=8)
+    llm = LLM(str(path), backend="reference", num_kv_blocks=8, max_model_len=128)
     with pytest.raises(InvalidRequestError, match="window is 1000"):
         perplexity(llm, TEXT, window=1000)
     with pytest.raises(InvalidRequestError, match="at least 2"):

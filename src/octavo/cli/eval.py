@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
 from octavo.cli.options import engine_options
 from octavo.cli.terminal import open_llm, say
+
 from octavo.errors import InvalidRequestError
 
 

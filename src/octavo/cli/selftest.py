@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-
 from octavo.cli.guard import FAILED
 from octavo.cli.terminal import say, table, table_console
 

@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig) -> Engine:
         kv_bytes_per_token=model.spec.kv_bytes_per_token(dtype.itemsize),
         available_bytes=max(0, available_memory() - weights),
     )
-    backend = _make_backend(config, model, resolved.num_kv_blocks)
+    backend = _make_backend(config, model, resolved)
     cache = KVCacheManager(
         resolved.num_kv_blocks,
         config.block_size,
@@ -77,21 +77,22 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(model, core, resolved)
 
 
-def _make_backend(config: EngineConfig, model: Model, num_blocks: int) -> Backend:
+def _make_backend(config: EngineConfig, model: Model, resolved: ResolvedConfig) -> Backend:
+    spec = model.spec.for_context(resolved.max_model_len)
     if config.backend == "cpu":
         from octavo.backends.cpu.backend import CpuBackend
 
         return CpuBackend(
-            model.spec,
+            spec,
             model.tensors,
-            num_blocks=num_blocks,
+            num_blocks=resolved.num_kv_blocks,
             block_size=config.block_size,
             num_threads=config.num_threads,
         )
     return ReferenceBackend(
-        model.spec,
+        spec,
         model.tensors,
-        num_blocks=num_blocks,
+        num_blocks=resolved.num_kv_blocks,
         block_size=config.block_size,
         kv_dtype=np.dtype(config.kv_dtype),
         num_threads=config.num_threads,

@@ -63,7 +63,7 @@ def perplexity(
     logprobs: list[float] = []
     done = 0
 
-    def take(output: RequestOutput) -> None:
+    def take(_output: RequestOutput) -> None:
         nonlocal done
         done += 1
         if on_window is not None:

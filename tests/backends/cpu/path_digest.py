@@ -10,13 +10,13 @@ import json
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import numpy as np  # noqa: E402
-from models import batch, spec, weights  # noqa: E402
+import numpy as np
 
-from octavo.backends.cpu import backend, machine  # noqa: E402
-from octavo.model.spec import RopeSpec  # noqa: E402
+from backends.cpu.models import batch, spec, weights
+from octavo.backends.cpu import backend, machine
+from octavo.model.spec import RopeSpec
 
 
 def digests() -> dict[str, str]:

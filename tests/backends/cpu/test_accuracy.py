@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation import EmulatedBackend
-from models import batch, spec, weights
 
+from backends.cpu.emulation import EmulatedBackend
+from backends.cpu.models import batch, spec, weights
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ReferenceBackend
 from octavo.model.loader import load_model

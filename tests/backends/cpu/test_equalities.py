@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import batch, spec, tensor, weights
 
+from backends.cpu.models import batch, spec, tensor, weights
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy

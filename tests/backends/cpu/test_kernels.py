@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import drivers
 import numpy as np
 import pytest
-import twins
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import tensor
 
+from backends.cpu import drivers, twins
+from backends.cpu.models import tensor
 from octavo.backends.cpu import gemm
 from octavo.backends.cpu.attention import MAX_ROWS
 from octavo.backends.cpu.formats import FORMATS, FROM_FLOATS, blocks_of
