@@ -93,7 +93,7 @@ class Compiled:
             ready = None if folder is None else folder / f"{self._function.__name__}.{_READY}"
             is_new = ready is None or not ready.exists()
             if is_new:
-                say(f"compiling {self._what}: about 15 s, once for this version and CPU")
+                say(f"compiling {self._what}: up to half a minute, once for this version and CPU")
             begin = time.monotonic()
             with _without_gc():
                 dispatcher.compile(signature)
