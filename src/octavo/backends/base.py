@@ -60,8 +60,10 @@ class Backend(Protocol):
     spec: ModelSpec
     block_size: int
     num_blocks: int
-    num_clamped: int
-    """Keys and values so far that were too large to be stored as they were."""
+
+    @property
+    def num_clamped(self) -> int:
+        """Keys and values so far that were too large to be stored as they were."""
 
     def execute(self, batch: InputBatch) -> NDArray[np.float32]:
         """Compute ``batch`` and store its keys and values.

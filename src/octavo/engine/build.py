@@ -16,7 +16,10 @@ from octavo.errors import ConfigError
 from octavo.model.loader import Model, load_model
 
 if TYPE_CHECKING:
+    from octavo.backends.base import Backend
     from octavo.config import EngineConfig, ResolvedConfig
+
+BACKENDS = ("cpu", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +36,26 @@ def build_engine(config: EngineConfig) -> Engine:
 
     Raises `ConfigError` for what cannot be honoured and `ModelError` for what cannot be loaded.
     """
-    if config.backend != "reference":
-        raise ConfigError(f"backend is {config.backend!r}; known is reference", param="backend")
+    if config.backend not in BACKENDS:
+        raise ConfigError(
+            f"backend is {config.backend!r}; known are {', '.join(BACKENDS)}", param="backend"
+        )
+    if config.backend == "cpu" and config.kv_dtype != "float16":
+        raise ConfigError(
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; the cpu backend stores float16 "
+            "(the reference backend takes float32 too)",
+            param="kv_cache_dtype",
+        )
     policy = find_policy(config.eviction_policy)
     model = load_model(config.model)
     dtype = np.dtype(config.kv_dtype)
-    weights = 4 * sum(tensor.num_elements for tensor in model.tensors.values())
+    weights = _weight_bytes(config, model)
     resolved = config.resolve(
         context_length=model.spec.context_length,
         kv_bytes_per_token=model.spec.kv_bytes_per_token(dtype.itemsize),
         available_bytes=max(0, available_memory() - weights),
     )
-    backend = ReferenceBackend(
-        model.spec.for_context(resolved.max_model_len),
-        model.tensors,
-        num_blocks=resolved.num_kv_blocks,
-        block_size=config.block_size,
-        kv_dtype=dtype,
-        num_threads=config.num_threads,
-    )
+    backend = _make_backend(config, model, resolved)
     cache = KVCacheManager(
         resolved.num_kv_blocks,
         config.block_size,
@@ -81,3 +85,33 @@ def _cache_identity(model: Model, resolved: ResolvedConfig) -> bytes:
     if choice is not None:
         parts.append(choice.encode())
     return b"/".join(parts)
+
+
+def _make_backend(config: EngineConfig, model: Model, resolved: ResolvedConfig) -> Backend:
+    spec = model.spec.for_context(resolved.max_model_len)
+    if config.backend == "cpu":
+        from octavo.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(
+            spec,
+            model.tensors,
+            num_blocks=resolved.num_kv_blocks,
+            block_size=config.block_size,
+            num_threads=config.num_threads,
+        )
+    return ReferenceBackend(
+        spec,
+        model.tensors,
+        num_blocks=resolved.num_kv_blocks,
+        block_size=config.block_size,
+        kv_dtype=np.dtype(config.kv_dtype),
+        num_threads=config.num_threads,
+    )
+
+
+def _weight_bytes(config: EngineConfig, model: Model) -> int:
+    """Return about what the backend's own copy of the weights takes."""
+    tensors = model.tensors.values()
+    if config.backend == "cpu":  # packed: at most 1.8 times the file's (Q2_K), as a rule the same
+        return sum(tensor.num_bytes for tensor in tensors)
+    return 4 * sum(tensor.num_elements for tensor in tensors)

@@ -1,0 +1,194 @@
+"""CpuBackend: a model's packed weights, its KV arrays, and the team of threads that computes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numba import types
+
+from octavo.backends.cpu.attention import BLOCK
+from octavo.backends.cpu.compiled import Compiled
+from octavo.backends.cpu.decoder import enter
+from octavo.backends.cpu.packing import aligned
+from octavo.backends.cpu.team import CLAMPED, new_sync
+from octavo.backends.cpu.weights import pack_model
+from octavo.backends.cpu.workspace import Workspace
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from octavo.backends.base import InputBatch
+    from octavo.backends.cpu.packing import Tensor
+    from octavo.model.spec import ModelSpec
+
+MOST_THREADS: Final = 64
+
+STEP: Final = Compiled(enter, what="the kernels")
+
+_NUMBA_TYPES: Final = {
+    np.dtype(np.int64): types.int64,
+    np.dtype(np.int32): types.int32,
+    np.dtype(np.float32): types.float32,
+    np.dtype(np.uint16): types.uint16,
+    np.dtype(np.uint8): types.uint8,
+    np.dtype(np.int8): types.int8,
+}
+
+
+class CpuBackend:
+    """The compiled forward pass over a paged float16 KV cache of blocks of 16 tokens.
+
+    ``tensors`` are named as in GGUF. Results are the same to the last bit for any number of
+    threads, any batch and any instruction set. Not for two threads at once. Raises `ConfigError`
+    for what the kernels do not compute.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Mapping[str, Tensor],
+        *,
+        num_blocks: int,
+        block_size: int = BLOCK,
+        num_threads: int | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        if block_size != BLOCK:
+            raise ConfigError(
+                f"block_size is {block_size}; the cpu backend computes with blocks of {BLOCK} "
+                "tokens (the reference backend takes any size)",
+                param="block_size",
+            )
+        if spec.head_dim % 16:
+            raise ConfigError(
+                f"the model's heads have {spec.head_dim} dimensions; the cpu backend computes "
+                "multiples of 16: use the reference backend",
+                param="backend",
+            )
+        self.spec = spec
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_threads = min(num_threads or usable_cores(), MOST_THREADS)
+        self._model = pack_model(spec, tensors, num_blocks)
+        shape = (spec.num_layers, spec.num_kv_heads, num_blocks, spec.head_dim * BLOCK)
+        self.keys = aligned(shape, np.uint16)
+        """``[layer, kv_head, block, head_dim, 16]``, the bits of float16."""
+        self.values = aligned(shape, np.uint16)
+        """``[layer, kv_head, block, 16, head_dim]``."""
+        self._team: Team | None = None
+        self._workspace: Workspace | None = None
+        self._say = say
+
+    def execute(self, batch: InputBatch) -> NDArray[np.float32]:
+        """Compute ``batch``; see `Backend.execute`."""
+        workspace, team = self._ready_for(batch)
+        workspace.load(batch)
+        team.run()
+        return workspace.wanted_logits(len(batch.logits_indices), self.spec.vocab_size)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target), one after another."""
+        for source, target in copies:
+            for store in (self.keys, self.values):
+                store[:, :, target] = store[:, :, source]
+
+    @property
+    def num_clamped(self) -> int:
+        """How many keys and values lay beyond ±65504 and were stored as that."""
+        return 0 if self._workspace is None else int(self._workspace.sync[CLAMPED])
+
+    def close(self) -> None:
+        """Send the threads home; the next step would call new ones."""
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+
+    def _ready_for(self, batch: InputBatch) -> tuple[Workspace, Team]:
+        """Return a workspace that holds the batch, and the team that works in it."""
+        workspace = self._workspace
+        if workspace is None or not workspace.holds(batch):
+            self.close()
+            clamped = self.num_clamped
+            workspace = Workspace.for_batch(self._model, batch, self.num_threads, workspace)
+            workspace.sync[CLAMPED] = clamped
+            self._workspace = workspace
+        if self._team is None or self._team.pid != os.getpid():
+            arrays = self._arrays(workspace)
+            step = STEP.get(_signature(arrays), self._say)
+            self._team = Team(step, self.num_threads, arrays)
+        return workspace, self._team
+
+    def _arrays(self, workspace: Workspace) -> tuple[NDArray[Any], ...]:
+        """Return the arrays in the order in which `decoder.enter` takes them."""
+        model, w = self._model, workspace
+        return (
+            *(w.sync, model.model, model.layers, model.matrices, model.arena, model.floats),
+            *(model.reals, self.keys.reshape(-1), self.values.reshape(-1)),
+            *(w.job, w.ids, w.positions, w.slots, w.starts, w.lens, w.tables, w.wanted),
+            *(w.x, w.h, w.wide, w.y, w.codes, w.scales, w.sums, w.half_sums, w.logits),
+            *(w.items, w.parts, w.scratches, w.panels, w.seens),
+        )
+
+
+class Team:
+    """Threads that sit in the compiled step and wait for work: the caller's is one of them."""
+
+    def __init__(
+        self, step: Callable[..., None], num_threads: int, arrays: tuple[NDArray[Any], ...]
+    ) -> None:
+        self._step = step
+        self._num_threads = num_threads
+        self._arrays = arrays
+        self.pid = os.getpid()
+        """A forked child has no threads of this team."""
+        # Fresh numbers: a team counts its jobs from 0.
+        clamped = arrays[0][CLAMPED]
+        arrays[0][:] = new_sync()
+        arrays[0][CLAMPED] = clamped
+        self._threads = [
+            threading.Thread(
+                target=step, args=(i, num_threads, *arrays), name=f"octavo-{i}", daemon=True
+            )
+            for i in range(1, num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.close: Callable[[], object] = weakref.finalize(
+            self, _send_home, step, num_threads, arrays, self._threads, self.pid
+        )
+
+    def run(self) -> None:
+        """Compute one step."""
+        self._step(0, self._num_threads, *self._arrays)
+
+
+def _send_home(
+    step: Callable[..., None],
+    num_threads: int,
+    arrays: tuple[NDArray[Any], ...],
+    threads: list[threading.Thread],
+    pid: int,
+) -> None:
+    if pid == os.getpid():
+        step(-1, num_threads, *arrays)
+        for thread in threads:
+            thread.join()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _signature(arrays: Sequence[NDArray[Any]]) -> list[Any]:
+    kinds = [types.Array(_NUMBA_TYPES[array.dtype], array.ndim, "C") for array in arrays]
+    return [types.int64, types.int64, *kinds]

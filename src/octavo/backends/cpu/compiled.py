@@ -1,0 +1,143 @@
+"""The cache of compiled code: a second process compiles nothing, an edited kernel is never missed.
+
+Numba stamps only the file in which a function stands and does not see that a kernel which it
+imports has changed. So the folder's name is a hash over all that decides the code: every file
+under ``backends/``, the versions of numba and llvmlite, the CPU and its features, the switches in
+the environment. Only whole entry points are cached; what they call is inside them.
+
+Two processes that write one index can pair a key with the wrong code: a lock is held while a
+function is loaded or compiled. A folder that cannot be written costs a compilation each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import llvmlite
+import numba
+from numba.core import config
+
+from octavo.backends.cpu.compiler import OPTIONS
+from octavo.backends.cpu.machine import SWITCHES, cpu_features, cpu_name
+from octavo.errors import ConfigError
+from octavo.model.store import octavo_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_BACKENDS: Final = Path(__file__).resolve().parents[1]
+_READY: Final = "ready"
+
+
+def cache_key(folder: Path = _BACKENDS) -> str:
+    """Return the hash of all that decides the compiled code of the kernels under ``folder``."""
+    digest = hashlib.blake2b(digest_size=12)
+    switches = [f"{name}={os.environ.get(name, '')}" for name in SWITCHES]
+    facts = [numba.__version__, llvmlite.__version__, sys.version, cpu_name(), cpu_features()]
+    for fact in (*facts, *switches):
+        digest.update(fact.encode() + b"\0")
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path | None:
+    """Return this process's folder for compiled code, made if need be; None if it cannot be."""
+    try:
+        folder = octavo_home() / "compiled" / cache_key()
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "ab"):
+            pass
+    except (OSError, ConfigError):
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+class Compiled:
+    """A Python function, compiled for one signature when first asked for, or loaded."""
+
+    def __init__(self, function: Callable[..., None], *, what: str) -> None:
+        self._function = function
+        self._what = what
+        self._dispatcher: Any = None
+        self.was_loaded = False
+        """Whether the code came from the cache."""
+
+    def get(
+        self, signature: Sequence[Any], say: Callable[[str], None] | None = None
+    ) -> Callable[..., None]:
+        """Return the compiled function; ``say`` is told if that takes a while, and how long."""
+        if self._dispatcher is None:
+            self._dispatcher = self._compile(tuple(signature), say or _say)
+        compiled: Callable[..., None] = self._dispatcher
+        return compiled
+
+    def _compile(self, signature: tuple[Any, ...], say: Callable[[str], None]) -> Any:
+        dispatcher = numba.njit(**OPTIONS)(self._function)
+        folder = cache_folder()
+        if folder is None:
+            say("compiled code cannot be kept (set OCTAVO_HOME to a folder that can be written)")
+        else:
+            with _cache_dir(folder):
+                dispatcher.enable_caching()
+        with _locked(folder):
+            ready = None if folder is None else folder / f"{self._function.__name__}.{_READY}"
+            is_new = ready is None or not ready.exists()
+            if is_new:
+                say(f"compiling {self._what}: up to half a minute, once for this version and CPU")
+            begin = time.monotonic()
+            with _without_gc():
+                dispatcher.compile(signature)
+            self.was_loaded = sum(dispatcher.stats.cache_hits.values()) > 0
+            if is_new:
+                say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
+            if ready is not None and is_new:
+                with contextlib.suppress(OSError):
+                    ready.touch()
+        return dispatcher
+
+
+def _say(text: str) -> None:
+    print(f"octavo: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Compiling makes millions of objects, and little garbage: collecting it costs a fifth."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _cache_dir(folder: Path) -> Iterator[None]:
+    """Point Numba to ``folder``, and back: other users of Numba in this process keep theirs."""
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    if folder is None:
+        yield
+        return
+    with open(folder / "lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

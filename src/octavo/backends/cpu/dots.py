@@ -1,0 +1,161 @@
+"""The byte dot: per lane, add four products of an unsigned byte (weight) and a signed (activation).
+
+Three paths, one result, exact in every one (integers; nothing saturates):
+
+    vnni     one vpdpbusd: sixteen lanes, four products each
+    avx2     4-bit codes: vpmaddubsw; the eight steps of a group of 32 are added as 16-bit numbers
+             (at most 8 * 2 * 15 * 127 = 30,480 < 32,768) and widened once a group.
+             8-bit codes: 2 * 255 * 127 would saturate there, so both sides are spread to 16 bits
+             (even bytes, odd bytes) for vpmaddwd
+    generic  the same spreading in plain LLVM, on any CPU; on NEON it becomes smull and addp
+
+A tile takes ``regs`` for its sums, ``step`` once for four k's and ``finish`` once a group:
+`regs_u4`, `step_u4`, `finish_u4`, and the same for 8-bit codes.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+
+from octavo.backends.cpu.machine import DOT_PATH
+from octavo.backends.cpu.simd import (
+    call,
+    constant,
+    emit,
+    half_ir,
+    i16x32,
+    i32x16,
+    join_ir,
+    lanes_ir,
+    regs_i16,
+    regs_i32,
+)
+
+if TYPE_CHECKING:
+    from octavo.backends.cpu.machine import DotPath
+
+_I32X8 = ir.VectorType(ir.IntType(32), 8)
+_I32X32 = ir.VectorType(ir.IntType(32), 32)
+_I16X16 = ir.VectorType(ir.IntType(16), 16)
+_I16X32 = i16x32.ir
+_I8X32 = ir.VectorType(ir.IntType(8), 32)
+
+
+@emit(i32x16, i32x16)
+def low_nibbles(builder, codes):
+    """The lower four bits of each of 64 bytes."""
+    return builder.and_(codes, constant(i32x16.ir, 0x0F0F0F0F))
+
+
+@emit(i32x16, i32x16)
+def high_nibbles(builder, codes):
+    """The upper four bits of each of 64 bytes."""
+    return builder.and_(
+        builder.lshr(codes, constant(i32x16.ir, 4)), constant(i32x16.ir, 0x0F0F0F0F)
+    )
+
+
+# -- AVX-512 VNNI ---------------------------------------------------------------------------------
+
+
+@emit(i32x16, i32x16, i32x16, i32x16)
+def _step_vnni(builder, total, codes, x):
+    return call(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.ir, total, codes, x)
+
+
+# -- AVX2 -----------------------------------------------------------------------------------------
+
+
+def _madd_ir(builder: Any, x: Any, y: Any) -> Any:
+    """vpmaddwd on both halves of two <32 x i16>: <16 x i32>."""
+    return join_ir(
+        builder,
+        *(
+            call(
+                builder,
+                "llvm.x86.avx2.pmadd.wd",
+                _I32X8,
+                half_ir(builder, x, i),
+                half_ir(builder, y, i),
+            )
+            for i in (0, 1)
+        ),
+    )
+
+
+@emit(i16x32, i16x32, i32x16, i32x16)
+def _step_u4_avx2(builder, total, codes, x):
+    products = [
+        call(
+            builder,
+            "llvm.x86.avx2.pmadd.ub.sw",
+            _I16X16,
+            builder.bitcast(half_ir(builder, codes, i), _I8X32),
+            builder.bitcast(half_ir(builder, x, i), _I8X32),
+        )
+        for i in (0, 1)
+    ]
+    return builder.add(total, join_ir(builder, *products))
+
+
+@emit(i32x16, i16x32)
+def _finish_u4_avx2(builder, total):
+    return _madd_ir(builder, total, constant(_I16X32, 1))
+
+
+def _even_odd_ir(builder: Any, codes: Any, *, signed: bool) -> tuple[Any, Any]:
+    """Return bytes 0 and 2, and bytes 1 and 3, of every lane as 16-bit numbers."""
+    words, eight = builder.bitcast(codes, _I16X32), constant(_I16X32, 8)
+    if signed:
+        return builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)
+    return builder.and_(words, constant(_I16X32, 255)), builder.lshr(words, eight)
+
+
+@emit(i32x16, i32x16, i32x16, i32x16)
+def _step_u8_avx2(builder, total, codes, x):
+    pairs = zip(
+        _even_odd_ir(builder, codes, signed=False),
+        _even_odd_ir(builder, x, signed=True),
+        strict=True,
+    )
+    for weight, activation in pairs:
+        total = builder.add(total, _madd_ir(builder, weight, activation))
+    return total
+
+
+# -- any CPU --------------------------------------------------------------------------------------
+
+
+@emit(i32x16, i32x16, i32x16, i32x16)
+def _step_generic(builder, total, codes, x):
+    pairs = zip(
+        _even_odd_ir(builder, codes, signed=False),
+        _even_odd_ir(builder, x, signed=True),
+        strict=True,
+    )
+    for weight, activation in pairs:
+        products = builder.mul(builder.sext(weight, _I32X32), builder.sext(activation, _I32X32))
+        even = lanes_ir(builder, products, list(range(0, 32, 2)))
+        odd = lanes_ir(builder, products, list(range(1, 32, 2)))
+        total = builder.add(total, builder.add(even, odd))
+    return total
+
+
+@emit(i32x16, i32x16)
+def _as_it_is(_builder, total):
+    return total
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+_PATHS: dict[DotPath, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
+    "vnni": ((regs_i32, _step_vnni, _as_it_is), (regs_i32, _step_vnni, _as_it_is)),
+    "avx2": ((regs_i16, _step_u4_avx2, _finish_u4_avx2), (regs_i32, _step_u8_avx2, _as_it_is)),
+    "generic": ((regs_i32, _step_generic, _as_it_is), (regs_i32, _step_generic, _as_it_is)),
+}
+
+(regs_u4, step_u4, finish_u4), (regs_u8, step_u8, finish_u8) = _PATHS[DOT_PATH]

@@ -1,0 +1,303 @@
+"""What happens to a row between two matrix products: norms, rotation, activation, quantisation.
+
+Each function works on one row and reads nothing else, so a row's bits depend on that row alone.
+Rows are float32 arrays at an offset; the room of a row is a multiple of 32, and what lies past its
+last value is zero, so every loop runs over whole vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from octavo.backends.cpu.gemm import (
+    BF16,
+    CODES,
+    COLUMNS,
+    F16,
+    F32,
+    GROUP,
+    KIND,
+    MINIMA,
+    OFFSET,
+    SCALES,
+    U4,
+    WIDE,
+)
+from octavo.backends.cpu.simd import (
+    F32x16,
+    Floats,
+    Ints,
+    absolute,
+    float_of_bits,
+    fma,
+    gelu_tanh,
+    half_bits,
+    inlined,
+    keep_below,
+    kernel,
+    larger,
+    larger_i32,
+    load_f32,
+    magnitude_bits,
+    max_lanes_i32,
+    round_even,
+    scalar_bf16,
+    scalar_f16,
+    scalar_f32,
+    silu,
+    smaller,
+    splat,
+    store_codes,
+    store_f16,
+    store_f32,
+    sum_lanes,
+    sum_lanes_i32,
+    to_i32,
+    zero_f32,
+)
+from octavo.backends.cpu.team import CLAMPED, atomic_add
+
+GROUP_SIZE = 32
+"""Activations that share one scale."""
+
+_ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(127)
+_INFINITY_BITS = 0x7F800000
+_SMALLEST_SCALED = np.float32(2.0**-100)
+MAX_STORED = np.float32(65504)
+"""The largest finite float16."""
+
+SILU, GELU_TANH = range(2)
+
+
+@kernel
+def quantise_row(
+    x: Floats,
+    at: int,
+    size: int,
+    codes: Ints,
+    codes_at: int,
+    scales: Floats,
+    sums: Floats,
+    half_sums: Floats,
+    group_at: int,
+) -> None:
+    """Quantise ``size`` values (a multiple of 32) to int8 by groups of 32.
+
+    scale = max |x| / 127, code = round(x * (127 / max |x|)). ``sums`` get scale * sum of a group's
+    codes, ``half_sums`` the same for each half of it. A group with NaN or infinity gets a scale of
+    NaN, which spoils the whole row and no other; one with nothing above 2^-100 is all zero.
+    """
+    for g in range(size // GROUP_SIZE):
+        i = at + g * GROUP_SIZE
+        x0, x1 = load_f32(x, i), load_f32(x, i + 16)
+        bits = max_lanes_i32(larger_i32(magnitude_bits(x0), magnitude_bits(x1)))
+        most = float_of_bits(bits)
+        scale, inverse = most / _MOST, _ZERO
+        if bits >= _INFINITY_BITS:
+            scale = np.float32(np.nan)
+            x0, x1 = zero_f32(), zero_f32()
+        elif most < _SMALLEST_SCALED:
+            scale = _ZERO
+        else:
+            inverse = _MOST / most
+        q0 = to_i32(round_even(x0 * splat(inverse)))
+        q1 = to_i32(round_even(x1 * splat(inverse)))
+        store_codes(codes, codes_at + g * GROUP_SIZE, q0)
+        store_codes(codes, codes_at + g * GROUP_SIZE + 16, q1)
+        low, high = sum_lanes_i32(q0), sum_lanes_i32(q1)
+        scales[group_at + g] = scale
+        sums[group_at + g] = scale * np.float32(low + high)
+        half_sums[2 * (group_at + g)] = scale * np.float32(low)
+        half_sums[2 * (group_at + g) + 1] = scale * np.float32(high)
+
+
+@inlined
+def _mean(total: float, size: int) -> Any:
+    return np.float32(total) / np.float32(size)
+
+
+@kernel
+def _inverse_root(x: Floats, at: int, size: int, eps: float) -> Any:
+    """1 / sqrt(mean of squares + eps): two chains of sixteen lanes, then the tree."""
+    a, b = zero_f32(), zero_f32()
+    for i in range(0, size, 32):
+        x0 = keep_below(load_f32(x, at + i), size - i, _ZERO)
+        x1 = keep_below(load_f32(x, at + i + 16), size - i - 16, _ZERO)
+        a, b = fma(x0, x0, a), fma(x1, x1, b)
+    mean = _mean(sum_lanes(a + b), size)
+    return _ONE / np.float32(np.sqrt(mean + np.float32(eps)))
+
+
+@kernel
+def rms_norm_row(
+    x: Floats,
+    at: int,
+    weights: Floats,
+    weight: int,
+    out: Floats,
+    out_at: int,
+    size: int,
+    eps: float,
+) -> None:
+    """x / sqrt(mean(x^2) + eps) * weight; what lies past ``size`` in the last 32 becomes 0."""
+    root = splat(_inverse_root(x, at, size, eps))
+    for i in range(0, size, 16):
+        y = load_f32(x, at + i) * root * load_f32(weights, weight + i)
+        store_f32(out, out_at + i, keep_below(y, size - i, _ZERO))
+    if (size + 15) // 16 % 2 == 1:
+        store_f32(out, out_at + (size + 15) // 16 * 16, zero_f32())
+
+
+@kernel
+def layer_norm_row(
+    x: Floats,
+    at: int,
+    weights: Floats,
+    weight: int,
+    bias: int,
+    out: Floats,
+    out_at: int,
+    size: int,
+    eps: float,
+) -> None:
+    """(x - mean) / sqrt(var + eps) * weight + bias; past ``size`` as in `rms_norm_row`."""
+    a, b = zero_f32(), zero_f32()
+    for i in range(0, size, 32):
+        a = a + keep_below(load_f32(x, at + i), size - i, _ZERO)
+        b = b + keep_below(load_f32(x, at + i + 16), size - i - 16, _ZERO)
+    mean = splat(_mean(sum_lanes(a + b), size))
+    for i in range(0, size, 16):
+        store_f32(out, out_at + i, load_f32(x, at + i) - mean)
+    root = splat(_inverse_root(out, out_at, size, eps))
+    for i in range(0, size, 16):
+        scaled = load_f32(out, out_at + i) * root
+        y = fma(scaled, load_f32(weights, weight + i), load_f32(weights, bias + i))
+        store_f32(out, out_at + i, keep_below(y, size - i, _ZERO))
+    if (size + 15) // 16 % 2 == 1:
+        store_f32(out, out_at + (size + 15) // 16 * 16, zero_f32())
+
+
+@kernel
+def add_row(x: Floats, at: int, y: Floats, y_at: int, size: int) -> None:
+    """x += y."""
+    for i in range(0, size, 16):
+        store_f32(x, at + i, load_f32(x, at + i) + load_f32(y, y_at + i))
+
+
+@kernel
+def gate_row(x: Floats, gate: int, up: int, out: Floats, out_at: int, size: int, kind: int) -> None:
+    """out = activation(x[gate:]) * x[up:], or without a gate (-1) activation(x[up:])."""
+    for i in range(0, size, 16):
+        u = load_f32(x, up + i)
+        g = load_f32(x, gate + i) if gate >= 0 else u
+        y = silu(g) if kind == SILU else gelu_tanh(g)
+        store_f32(out, out_at + i, y * u if gate >= 0 else y)
+
+
+@kernel
+def rotate_head(
+    x: Floats, at: int, tables: Floats, cos: int, sin: int, dim: int, interleaved: bool
+) -> None:
+    """Turn each pair (a, b) of a head: (a cos - b sin, a sin + b cos), each product rounded.
+
+    Pairs are (2i, 2i + 1), or (i, i + dim / 2); dimensions past ``dim`` stay.
+    """
+    half = dim // 2
+    step, apart = (2, 1) if interleaved else (1, half)
+    for i in range(half):
+        a, b = x[at + i * step], x[at + i * step + apart]
+        c, s = tables[cos + i], tables[sin + i]
+        x[at + i * step] = a * c - b * s
+        x[at + i * step + apart] = a * s + b * c
+
+
+@inlined
+def clamp_stored(x: F32x16) -> F32x16:
+    """Hold x within the finite float16 (a NaN stays)."""
+    return smaller(splat(MAX_STORED), larger(splat(-MAX_STORED), x))
+
+
+@kernel
+def _count_beyond(sync: Ints, x: Floats, at: int, size: int) -> None:
+    """Count the values that `clamp_stored` changes."""
+    most = zero_f32()
+    for i in range(0, size, 16):
+        most = larger(absolute(load_f32(x, at + i)), most)
+    if max_lanes_i32(magnitude_bits(most)) <= 0x477FE000:  # 65504
+        return
+    count = 0
+    for i in range(size):
+        if abs(x[at + i]) > MAX_STORED:
+            count += 1
+    atomic_add(sync, CLAMPED, count)
+
+
+@kernel
+def store_key(
+    sync: Ints, x: Floats, at: int, head_dim: int, keys: Ints, block_at: int, lane: int
+) -> None:
+    """Store a key as float16 in its lane of a block [head_dim, 16]."""
+    _count_beyond(sync, x, at, head_dim)
+    for d in range(head_dim):
+        value = x[at + d]
+        if value > MAX_STORED:
+            value = MAX_STORED
+        elif value < -MAX_STORED:
+            value = -MAX_STORED
+        keys[block_at + d * 16 + lane] = half_bits(value)
+
+
+@kernel
+def store_value(
+    sync: Ints, x: Floats, at: int, head_dim: int, values: Ints, block_at: int, lane: int
+) -> None:
+    """Store a value as float16 in its row of a block [16, head_dim]."""
+    _count_beyond(sync, x, at, head_dim)
+    for d in range(0, head_dim, 16):
+        store_f16(values, block_at + lane * head_dim + d, clamp_stored(load_f32(x, at + d)))
+
+
+@kernel
+def embed_row(arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: int) -> None:
+    """out = row ``token`` of a packed matrix, as its file's dequantisation gives it, * factor."""
+    columns = d[COLUMNS]
+    block, lane = token // 16, token % 16
+    kind = d[KIND]
+    for k in range(columns):
+        place = d[CODES] + ((block * columns + k) * 16 + lane) * 2
+        if kind == F32:
+            value = scalar_f32(arena, d[CODES] + ((block * columns + k) * 16 + lane) * 4)
+        elif kind == F16:
+            value = scalar_f16(arena, place)
+        elif kind == BF16:
+            value = scalar_bf16(arena, place)
+        else:
+            value = _coded_value(arena, d, block, lane, k)
+        out[at + k] = value * np.float32(factor)
+
+
+@inlined
+def _coded_value(arena: Ints, d: Ints, block: int, lane: int, k: int) -> Any:
+    """scale * code + minimum, each operation rounded, as the file's type defines it."""
+    columns = d[COLUMNS]
+    if d[KIND] == U4:
+        j = k % 16 // 4
+        pair = arena[d[CODES] + (block * columns + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
+        code = np.int64(pair >> 4 if k % 32 >= 16 else pair & 15)
+    else:
+        code = np.int64(arena[d[CODES] + (block * columns + k // 4 * 4) * 16 + lane * 4 + k % 4])
+    group = (block * (columns // d[GROUP]) + k // d[GROUP]) * 16 + lane
+    wide = d[WIDE] != 0
+    if wide:
+        scale = scalar_f32(arena, d[SCALES] + group * 4)
+    else:
+        scale = scalar_f16(arena, d[SCALES] + group * 2)
+    if d[MINIMA] < 0:
+        return np.float32(code - d[OFFSET]) * scale
+    if wide:
+        minimum = scalar_f32(arena, d[MINIMA] + group * 4)
+    else:
+        minimum = scalar_f16(arena, d[MINIMA] + group * 2)
+    return np.float32(code) * scale + minimum

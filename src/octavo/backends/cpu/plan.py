@@ -1,0 +1,76 @@
+"""The numbers that steer the forward pass: names of columns, no arithmetic.
+
+The compiled function is one for every model: what differs between models is data. `MODEL` are the
+model's integers, `LAYER` a layer's, `JOB` a step's. A place is an index into the array of floats,
+-1 where the model has no such vector; matrices go by (first, count) in the table of matrices.
+"""
+
+from __future__ import annotations
+
+(
+    NUM_LAYERS,
+    HIDDEN,
+    INNER,
+    HEADS,
+    KV_HEADS,
+    HEAD_DIM,
+    NUM_BLOCKS,
+    K_AT,  # columns of a row of q, k, v where k and v begin
+    V_AT,
+    UP_AT,  # column of a row of gate, up where up begins; gate is at 0
+    GATED,
+    ACTIVATION,
+    POST_NORMS,
+    EMBEDDING,  # matrix
+    HEAD,  # matrices
+    HEAD_COUNT,
+    POSITIONS,  # place of the learned positions, HIDDEN padded to 64 each
+    OUT_NORM,
+    OUT_NORM_BIAS,
+    X_STRIDE,  # floats of a row: of the residual stream,
+    Y_STRIDE,  # of what a matrix product reads,
+    WIDE_STRIDE,  # of what one writes inside a layer,
+    LOGITS_STRIDE,  # and of the logits
+) = range(23)
+MODEL_SIZE = 23
+
+(
+    QKV,
+    QKV_COUNT,
+    OUTPUT,
+    OUTPUT_COUNT,
+    FEED,
+    FEED_COUNT,
+    DOWN,
+    DOWN_COUNT,
+    ATTN_NORM,
+    ATTN_NORM_BIAS,
+    FFN_NORM,
+    FFN_NORM_BIAS,
+    POST_ATTN_NORM,
+    POST_ATTN_NORM_BIAS,
+    POST_FFN_NORM,
+    POST_FFN_NORM_BIAS,
+    Q_NORM,
+    Q_NORM_BIAS,
+    K_NORM,
+    K_NORM_BIAS,
+    WINDOW,  # 0: none
+    ROPE_DIM,  # 0: none
+    ROPE_COS,
+    ROPE_SIN,
+    ROPE_INTERLEAVED,
+) = range(25)
+LAYER_SIZE = 25
+
+EPS, ATTENTION_SCALE, EMBEDDING_SCALE = range(3)
+"""The model's real numbers."""
+
+NUM_TOKENS, NUM_SEQS, NUM_ROWS, TABLE_WIDTH, NUM_ITEMS, IS_SPLIT = range(6)
+"""A step's integers. NUM_ROWS are the wanted rows of logits; the last two the step itself sets."""
+JOB_SIZE = 6
+
+ITEM_SEQ, ITEM_ROW, ITEM_ROWS, ITEM_SEGMENT, ITEM_PART, ITEM_PARTS = range(6)
+"""A work item of attention: rows of a sequence; which segment, -1 for all; where its state goes,
+and on a tile's first item how many parts there are to merge."""
+ITEM_SIZE = 6

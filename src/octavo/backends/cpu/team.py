@@ -1,0 +1,238 @@
+"""A team of threads inside compiled code: barriers, shared work, and how a step is handed over.
+
+Every thread runs the same function with its own number. A phase's work lies in numbered items;
+`claim` gives the next one to whoever asks, so a thread that the machine holds up costs one item,
+not its share. Results do not depend on who computes an item. A barrier ends the phase and sets
+the numbering back to 0.
+
+Waiting is a short spin, then a futex: a spin alone falls apart as soon as another process wants
+the core. Where there is no futex (macOS) a waiter yields instead.
+
+`sync` is one int64 array, its numbers 128 bytes apart so that no two share a cache line.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from octavo.backends.cpu.machine import is_x86
+from octavo.backends.cpu.simd import emit, kernel
+
+_APART = 16
+ARRIVED, GENERATION, SLEEPERS, NEXT_ITEM, JOB, JOB_SLEEPERS, QUIT, CLAMPED = (
+    i * _APART for i in range(8)
+)
+SYNC_SIZE = 8 * _APART
+
+SPINS = 500
+"""Pauses before a waiter sleeps, about 12 us."""
+
+_HAS_FUTEX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+_FUTEX = 202 if platform.machine() == "x86_64" else 98
+_WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
+_EVERYONE = 1 << 30
+_IS_X86 = is_x86()
+
+_syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+def new_sync() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a team's shared numbers, all zero, on a cache line's boundary."""
+    room = np.zeros(SYNC_SIZE + 8, np.int64)
+    skip = -room.ctypes.data % 64 // 8
+    return room[skip : skip + SYNC_SIZE]
+
+
+# -- atomics --------------------------------------------------------------------------------------
+
+
+def _element(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
+
+
+@intrinsic
+def atomic_add(typingctx, array, index, value):  # noqa: ARG001
+    """Add to ``array[index]`` and return what it was."""
+
+    def code(context, builder, signature, values):
+        place = _element(context, builder, signature.args[0], values[0], values[1])
+        return builder.atomic_rmw("add", place, values[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), code
+
+
+@intrinsic
+def atomic_load(typingctx, array, index):  # noqa: ARG001
+    """Return ``array[index]`` as it is now."""
+
+    def code(context, builder, signature, values):
+        place = _element(context, builder, signature.args[0], values[0], values[1])
+        return builder.load_atomic(place, "seq_cst", 8)
+
+    return types.int64(array, types.intp), code
+
+
+@intrinsic
+def atomic_store(typingctx, array, index, value):  # noqa: ARG001
+    """Set ``array[index]``."""
+
+    def code(context, builder, signature, values):
+        place = _element(context, builder, signature.args[0], values[0], values[1])
+        builder.store_atomic(values[2], place, "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.int64), code
+
+
+@intrinsic
+def _address(typingctx, array, index):  # noqa: ARG001
+    def code(context, builder, signature, values):
+        place = _element(context, builder, signature.args[0], values[0], values[1])
+        return builder.ptrtoint(place, ir.IntType(64))
+
+    return types.int64(array, types.intp), code
+
+
+def _void(builder: Any, name: str) -> Any:
+    kind = ir.FunctionType(ir.VoidType(), [])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@emit(types.void)
+def _pause_x86(builder):
+    return _void(builder, "llvm.x86.sse2.pause")
+
+
+@emit(types.void)
+def _pause_none(_builder):
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+_pause = _pause_x86 if _IS_X86 else _pause_none
+
+# -- rounding mode --------------------------------------------------------------------------------
+
+_MXCSR = 0x1F80  # round to nearest, denormals kept, no exception raised
+
+
+@emit(types.int32)
+def _get_mode_x86(builder):
+    place = cgutils.alloca_once(builder, ir.IntType(32))
+    address = builder.bitcast(place, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [address.type])
+    name = "llvm.x86.sse.stmxcsr"
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [address])
+    return builder.load(place)
+
+
+@emit(types.void, types.int32)
+def _set_mode_x86(builder, mode):
+    place = cgutils.alloca_once(builder, ir.IntType(32))
+    builder.store(mode, place)
+    address = builder.bitcast(place, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [address.type])
+    name = "llvm.x86.sse.ldmxcsr"
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [address])
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@kernel
+def take_rounding_mode() -> Any:
+    """Set this thread to IEEE's defaults, which other libraries change; return what it had."""
+    if _IS_X86:
+        mode = _get_mode_x86()
+        _set_mode_x86(np.int32(_MXCSR))
+        return mode
+    return np.int32(0)
+
+
+@kernel
+def restore_rounding_mode(mode: int) -> None:
+    """Set back what `take_rounding_mode` returned."""
+    if _IS_X86:
+        _set_mode_x86(np.int32(mode))
+
+
+# -- waiting --------------------------------------------------------------------------------------
+
+
+@kernel
+def _wait_for_change(sync: Any, index: int, seen: int, sleepers: int) -> None:
+    """Return once ``sync[index]`` is no longer ``seen``; ``sleepers`` counts who sleeps on it."""
+    for _ in range(SPINS):
+        if atomic_load(sync, index) != seen:
+            return
+        _pause()
+    if _HAS_FUTEX:
+        atomic_add(sync, sleepers, 1)
+        address, low = _address(sync, index), seen & 0xFFFFFFFF
+        while atomic_load(sync, index) == seen:
+            _syscall(_FUTEX, address, _WAIT_PRIVATE, low, 0, 0, 0)
+        atomic_add(sync, sleepers, -1)
+    else:
+        while atomic_load(sync, index) == seen:
+            _sched_yield()
+
+
+@kernel
+def _change(sync: Any, index: int, sleepers: int) -> None:
+    """Add 1 to ``sync[index]`` and wake whoever sleeps on it."""
+    atomic_add(sync, index, 1)
+    if _HAS_FUTEX and atomic_load(sync, sleepers) > 0:
+        _syscall(_FUTEX, _address(sync, index), _WAKE_PRIVATE, _EVERYONE, 0, 0, 0)
+
+
+@kernel
+def barrier(sync: Any, num_threads: int) -> None:
+    """Wait until every thread is here; the next phase's items count from 0."""
+    if num_threads == 1:
+        sync[NEXT_ITEM] = 0
+        return
+    generation = atomic_load(sync, GENERATION)
+    if atomic_add(sync, ARRIVED, 1) + 1 == num_threads:
+        atomic_store(sync, ARRIVED, 0)
+        atomic_store(sync, NEXT_ITEM, 0)
+        _change(sync, GENERATION, SLEEPERS)
+    else:
+        _wait_for_change(sync, GENERATION, generation, SLEEPERS)
+
+
+@kernel
+def claim(sync: Any) -> Any:
+    """Return the number of the next item of this phase that nobody has taken."""
+    return atomic_add(sync, NEXT_ITEM, 1)
+
+
+# -- a step is handed over ------------------------------------------------------------------------
+
+
+@kernel
+def post_job(sync: Any) -> None:
+    """Let every worker run the next step."""
+    _change(sync, JOB, JOB_SLEEPERS)
+
+
+@kernel
+def post_quit(sync: Any) -> None:
+    """Let every worker leave."""
+    atomic_store(sync, QUIT, 1)
+    _change(sync, JOB, JOB_SLEEPERS)
+
+
+@kernel
+def wait_for_job(sync: Any, seen: int) -> Any:
+    """Wait for the job after the ``seen``-th; return whether there is one."""
+    _wait_for_change(sync, JOB, seen, JOB_SLEEPERS)
+    return atomic_load(sync, QUIT) == 0

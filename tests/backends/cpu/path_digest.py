@@ -1,0 +1,45 @@
+"""A program: compute fixed steps on fixed models, print this process's path and the bits' digests.
+
+`test_paths.py` runs it once for each instruction set, for compiled code belongs to a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from backends.cpu.models import batch, spec, weights
+from octavo.backends.cpu import backend, machine
+from octavo.model.spec import RopeSpec
+
+
+def digests() -> dict[str, str]:
+    found = {}
+    ids = np.random.default_rng(0).integers(0, 288, 700).tolist()
+    for kind in ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32"):
+        s = spec(
+            hidden=96, inner=192, heads=6, kv_heads=2, head_dim=32, windows=(None, 40),
+            rope=RopeSpec(10_000.0, 32, "half"), activation="gelu_tanh", qk_norm=True,
+        )  # fmt: skip
+        compute = backend.CpuBackend(s, weights(s, kind), num_blocks=64, num_threads=2)
+        digest = hashlib.sha256()
+        table = list(range(50))
+        digest.update(compute.execute(batch([(ids[:600], 0, table)], [5, 599])).tobytes())
+        digest.update(compute.execute(batch([([ids[600]], 600, table)])).tobytes())
+        many = [([i], 600, table) for i in range(9)]
+        digest.update(compute.execute(batch(many, stored=False)).tobytes())
+        digest.update(compute.keys.tobytes() + compute.values.tobytes())
+        found[kind] = digest.hexdigest()
+        compute.close()
+    return found
+
+
+if __name__ == "__main__":
+    result = {"path": machine.DOT_PATH, "digests": digests(), "loaded": backend.STEP.was_loaded}
+    print(json.dumps(result))

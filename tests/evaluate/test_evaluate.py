@@ -1,0 +1,76 @@
+"""The selftest and the perplexity, on a tiny model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from octavo import LLM
+from octavo.errors import InvalidRequestError
+from octavo.evaluate.perplexity import perplexity
+from octavo.evaluate.selftest import Selftest
+from octavo.model.loader import load_model
+from tiny_model import tiny_model
+
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 4
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny.gguf", tensor_type="Q8_0", context_length=1024
+    )
+
+
+def test_the_selftest_passes_and_every_check_happened(path):
+    checks = list(Selftest(load_model(path), num_threads=2).checks())
+    assert [check.number for check in checks] == [0, 1, 2, 3, 4, 6, 6]
+    assert [check.name for check in checks if not check.passed] == []
+
+
+def test_the_selftest_sees_a_difference(path, monkeypatch):
+    from octavo.backends.cpu.backend import CpuBackend
+
+    execute = CpuBackend.execute
+
+    def spoiled(self, batch):
+        logits = execute(self, batch)
+        if batch.num_seqs > 2:
+            logits[0] = np.nextafter(logits[0], np.float32(np.inf))
+        return logits
+
+    monkeypatch.setattr(CpuBackend, "execute", spoiled)
+    failed = [check.number for check in Selftest(load_model(path)).checks() if not check.passed]
+    assert 1 in failed
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_perplexity_is_that_of_the_logprobs(path, backend):
+    llm = LLM(str(path), backend=backend, num_kv_blocks=80)
+    seen = []
+    found = perplexity(llm, TEXT, window=64, on_window=lambda i, n: seen.append((i, n)))
+    ids = llm.tokenizer.encode(TEXT)
+    assert found.num_windows == math.ceil(len(ids) / 64) == len(seen)
+    assert found.num_tokens == len(ids) - found.num_windows
+    assert 5 < found.perplexity < 100_000
+    assert perplexity(llm, TEXT, window=64).perplexity == found.perplexity
+    fewer = perplexity(llm, TEXT, window=64, max_tokens=65)
+    assert fewer.num_tokens == 63
+
+
+def test_both_backends_agree(path):
+    values = [
+        perplexity(LLM(str(path), backend=backend, num_kv_blocks=80), TEXT).perplexity
+        for backend in ("cpu", "reference")
+    ]
+    assert abs(math.log(values[0] / values[1])) < 0.02
+
+
+def test_an_impossible_window_is_refused(path):
+    llm = LLM(str(path), backend="reference", num_kv_blocks=8, max_model_len=128)
+    with pytest.raises(InvalidRequestError, match="window is 1000"):
+        perplexity(llm, TEXT, window=1000)
+    with pytest.raises(InvalidRequestError, match="at least 2"):
+        perplexity(llm, "a", window=16)
