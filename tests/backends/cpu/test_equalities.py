@@ -167,8 +167,6 @@ def jobs(draw):
 
 @pytest.mark.parametrize("model", list(MODELS))
 def test_equalities(model):
-    preempted, hits = 0, 0
-
     @settings(
         max_examples=30,
         deadline=None,
@@ -182,17 +180,30 @@ def test_equalities(model):
         st.sampled_from([2, 8, 8]),
     )
     def check(listed, threads, blocks, budget, seqs):
-        nonlocal preempted, hits
         results, core = run(model, listed, threads=threads, blocks=blocks, budget=budget, seqs=seqs)
         for job, result in zip(listed, results, strict=True):
             assert result == alone(model, job)
         core.cache.check_invariants([])
-        preempted += core.scheduler.num_preemptions
-        hits += core.cache.stats.prefix_hits
 
     check()
-    assert preempted > 0, "no example preempted anybody; make the pools smaller"
-    assert hits > 0, "no example found a prefix"
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_crowd_that_preempts_and_shares(model, threads):
+    crowd = [
+        Job(
+            PREFIXES[0][:40] + tuple(range(10 + i, 20 + i)),
+            SamplingParams(max_tokens=40, temperature=i % 2, seed=i, logprobs=2, ignore_eos=True),
+            arrival=i // 2,
+        )
+        for i in range(8)
+    ]
+    results, core = run(model, crowd, threads=threads, blocks=12, budget=37, seqs=8)
+    assert core.scheduler.num_preemptions > 0
+    assert core.cache.stats.prefix_hits > 0
+    for job, result in zip(crowd, results, strict=True):
+        assert result == alone(model, job)
 
 
 def test_a_fully_cached_prompt_gives_the_bits_of_a_computed_one():
