@@ -36,7 +36,7 @@ class EngineConfig:
 
     model: str = _setting(DEFAULT_MODEL, "A known model's name, or the path of a .gguf file.")
     backend: str = _setting(
-        "cpu", "Who computes: cpu (compiled kernels) or reference (plain NumPy)."
+        "reference", "Who computes: reference (plain NumPy), or cpu (compiled kernels)."
     )
     num_threads: int | None = _setting(None, "Threads for the arithmetic. [default: all cores]")
     block_size: int = _setting(16, "Tokens a block of the KV cache holds.")

@@ -11,11 +11,13 @@ from octavo import __version__
 from octavo.cli.batch import batch
 from octavo.cli.chat import chat
 from octavo.cli.demo import ManyValuesCommand, demo
+from octavo.cli.eval import perplexity
 from octavo.cli.guard import guarded
 from octavo.cli.inspect import inspect
 from octavo.cli.models import models
 from octavo.cli.pull import pull
 from octavo.cli.run import run
+from octavo.cli.selftest import selftest
 from octavo.cli.simulate import simulate
 
 # Plain help: it is quick, it greps, and it says a flag's whole name in a narrow terminal.
@@ -30,8 +32,11 @@ app = typer.Typer(
 for _command in (run, chat, batch):
     app.command(_command.__name__)(guarded(_command))
 app.command("demo", cls=ManyValuesCommand)(guarded(demo))
-for _command in (pull, models, inspect, simulate):
+for _command in (pull, models, inspect, simulate, selftest):
     app.command(_command.__name__)(guarded(_command))
+_eval = typer.Typer(help="Measure how well a model does.", no_args_is_help=True)
+_eval.command("perplexity")(guarded(perplexity))
+app.add_typer(_eval, name="eval")
 
 
 def _print_version(wanted: bool) -> None:
