@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Test modules are not a package; this lets them say `from tiny_model import tiny_model`.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from octavo.model.store import find_model
 from tiny_model import tiny_model
+
+# A slow machine is no failure, and examples that import or compile first are always slow.
+settings.register_profile("octavo", deadline=None)
+settings.load_profile("octavo")
 
 
 @pytest.fixture(scope="session")

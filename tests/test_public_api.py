@@ -9,7 +9,7 @@ import pytest
 
 import octavo
 from octavo import LLM, EngineConfig, Logprob, RequestOutput, SamplingParams
-from octavo.errors import ConfigError, InvalidRequestError, ModelError
+from octavo.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -270,7 +270,14 @@ def test_a_stream_loses_nothing_to_a_generate_in_its_midst(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "param"),
     [
-        (["fine", ""], GREEDY, "prompt_token_ids"),
+        (["fine", ""], GREEDY, "prompt"),
+        (["fine", {"prompt": ""}], GREEDY, "prompt"),
+        (["fine", "\ud800"], GREEDY, "prompt"),
+        (["fine", "x " * 600], GREEDY, "prompt"),
+        (None, GREEDY, "prompts"),
+        (5, GREEDY, "prompts"),
+        (b"fine", GREEDY, "prompts"),
+        (["fine"], SamplingParams(max_tokens=None, min_tokens=10**9), "min_tokens"),
         (["fine", {"prompt_token_ids": []}], GREEDY, "prompt_token_ids"),
         (["fine", {"prompt_token_ids": [1, 10**6]}], GREEDY, "prompt_token_ids"),
         (["fine", {"prompt_token_ids": [1, True]}], GREEDY, "prompt_token_ids"),
@@ -304,6 +311,52 @@ def test_a_priority_that_orders_nothing_is_refused(llm: LLM, priority: list) -> 
     with pytest.raises(InvalidRequestError) as caught:
         llm.generate(["a", "b"], GREEDY, priority=priority)
     assert caught.value.param == "priority"
+
+
+def test_the_room_behind_the_prompt_bounds_min_tokens(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [5] * 500}
+    llm.check(prompt, SamplingParams(max_tokens=None, min_tokens=12))
+    with pytest.raises(ContextLengthError, match=r"min_tokens=13 .* 12 tokens"):
+        llm.check(prompt, SamplingParams(max_tokens=None, min_tokens=13))
+
+
+def test_numpys_integers_are_token_ids(llm: LLM) -> None:
+    given = ([5, 6], [np.int64(5), np.int32(6)], np.array([5, 6]), (5, 6))
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in given], GREEDY)
+    assert all(output.prompt_token_ids == [5, 6] for output in outputs)
+    assert all(type(i) is int for output in outputs for i in output.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        (5, "messages"),
+        ("hi", "messages"),
+        ({"role": "user", "content": "x"}, "messages"),
+        ([5], "messages"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": "x" * 3000}], "messages"),
+    ],
+)
+def test_a_conversation_at_fault_is_named(llm: LLM, messages: object, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.chat(messages)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("kwargs", [5, [1], {"messages": []}, {"add_generation_prompt": True}])
+def test_template_arguments_that_are_none_are_refused(llm: LLM, kwargs: object) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.chat([{"role": "user", "content": "x"}], chat_template_kwargs=kwargs)
+    assert caught.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("model", [None, 5, b"smollm2"])
+def test_a_model_is_a_name_or_a_path(model: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(model)
+    assert caught.value.param == "model"
 
 
 def test_check_refuses_what_generate_would(llm: LLM) -> None:

@@ -12,10 +12,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 
 DEFAULT_MODEL = "smollm2"
 MAX_BLOCK_SIZE = 1 << 16
+MAX_THREADS = 1024
 MOST_AUTOMATIC_KV_BYTES = 4 << 30
 """The pool takes no more than this unless asked to: 4 GiB."""
 
@@ -67,14 +68,18 @@ class EngineConfig:
         _check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _check_int(name, getattr(self, name), 1)
-        for name in ("num_threads", "num_kv_blocks", "max_model_len"):
+        for name in ("num_kv_blocks", "max_model_len"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
-        _check_int("seed", self.seed, -(2**63))
+        if self.num_threads is not None:
+            _check_int("num_threads", self.num_threads, 1, MAX_THREADS)
+        _check_int("seed", self.seed, -(2**63), 2**64 - 1)  # as the seed of a request
         if not isinstance(self.enable_prefix_caching, bool):
             raise _refused("enable_prefix_caching", self.enable_prefix_caching, "true or false")
         if not isinstance(self.model, str) or not self.model:
             raise _refused("model", self.model, "a name or a path")
+        if not isinstance(self.eviction_policy, str):  # which ones there are, the cache knows
+            raise _refused("eviction_policy", self.eviction_policy, "a policy's name")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
@@ -212,4 +217,4 @@ def _check_choice(name: str, value: object, known: Any) -> None:
 
 
 def _refused(name: str, value: object, wanted: str) -> ConfigError:
-    return ConfigError(f"{name} is {value!r}; it must be {wanted}", param=name)
+    return ConfigError(f"{name} is {shown(value)}; it must be {wanted}", param=name)

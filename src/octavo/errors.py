@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     import os
 
+_MOST_SHOWN = 80  # characters of a value
+
 
 class OctavoError(Exception):
     """Base of every error that Octavo raises on purpose."""
@@ -117,3 +119,9 @@ class InvariantError(OctavoError):
     """The accounts of the cache do not add up; a bug of Octavo, never the user's fault."""
 
     code = "invariant_violated"
+
+
+def shown(value: object) -> str:
+    """Return ``value`` as a message shows it: its repr, cut where that is long."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."

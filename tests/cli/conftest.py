@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from octavo.cli.main import app
+from octavo.cli.app import app
 from tiny_model import tiny_model
 
 

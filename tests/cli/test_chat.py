@@ -60,6 +60,12 @@ def test_a_conversation_that_no_longer_fits_is_told(octavo, tiny):
     assert sizes[0][0] == sizes[1][0]
 
 
+def test_a_turn_that_is_not_utf8_is_told_and_forgotten(octavo, tiny):
+    result, sizes = turns(octavo, (*tiny, "--max-tokens", "2"), "a\udcff", "hello", code=1)
+    assert "error: the line is not UTF-8: byte 0xff at character 1" in result.err
+    assert len(sizes) == 1
+
+
 def test_interrupt_stops_only_the_answer(start, long_tiny):
     flags = (*long_tiny, "--ignore-eos", "--max-tokens", "4000")
     with start("chat", *flags) as process:

@@ -30,12 +30,15 @@ def test_three_prompts_share_a_block(octavo, flags):
     result = octavo("demo", *flags, "--prompts", *PROMPTS, "--max-new", "16")
     assert result.code == 0
     assert result.err == ""
-    lines = steps(result.out)
+    *lines, last = steps(result.out)
     assert [int(line[0]) for line in lines] == list(range(1, len(lines) + 1))
     assert lines[0][1:3] == ("0", "1, 2")  # who shares the prefix waits until it is computed
     assert lines[1][1:3] == ("0, 1, 2", "")
     assert int(lines[-1][3]) >= 1
-    answers = result.out.splitlines()[len(lines) :]
+    *answers, end = result.out.splitlines()[len(lines) :]
+    assert LINE.fullmatch(end)
+    assert last[:3] == (lines[-1][0], "", "")
+    assert int(last[3]) >= 1
     assert [answer[:4] for answer in answers] == ["[0] ", "[1] ", "[2] "]
 
 
@@ -66,8 +69,23 @@ def test_a_small_pool_evicts(octavo, flags):
 def test_json_lines(octavo, flags):
     result = octavo("demo", *flags, "--prompts", *PROMPTS, "--max-new", "3", "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
-    last = [line for line in lines if "step" in line][-1]
-    assert last["shared_blocks"] >= 1
+    assert lines[-1]["shared_blocks"] >= 1
+    assert lines[-1]["running"] == []
     answers = [line for line in lines if "request" in line]
     assert [answer["prompt"] for answer in answers] == list(PROMPTS)
     assert answers[1]["num_cached_tokens"] == 16
+
+
+def test_the_pool_is_64_blocks_unless_either_size_is_given(octavo, flags):
+    def free(*size):
+        return int(steps(octavo("demo", *flags, *size, "--max-new", "1").out)[0][4])
+
+    first = free()
+    assert first == free("--num-kv-blocks", "64") < 64
+    assert free("--kv-cache-memory", str(256 * 16 * 40)) == first - 24
+
+
+def test_each_default_is_told_once(octavo):
+    text = "".join(octavo("demo", "--help").out.split())
+    assert text.count("[default:64]") == 2  # the blocks, and --max-num-seqs
+    assert "freememory" not in text

@@ -1,6 +1,7 @@
 """The command as a whole: help, version, flags, exit codes, and what it imports."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,16 @@ def test_every_engine_setting_is_a_flag_with_its_help(octavo, command):
     squeezed = "".join(text.split())
     for field in dataclasses.fields(EngineConfig):
         assert f"--{field.name.replace('_', '-')} " in text
-        assert "".join(field.metadata["help"].split()) in squeezed
+        own = options_of_its_own(command, field.name)
+        assert own or "".join(field.metadata["help"].split()) in squeezed
+
+
+def options_of_its_own(command, name):
+    return (command, name) in {
+        ("run", "seed"),
+        ("demo", "num_kv_blocks"),
+        ("demo", "kv_cache_memory"),
+    }
 
 
 def test_sampling_flags_are_sampling_parameters():
@@ -65,9 +75,67 @@ def test_no_command_prints_the_help(octavo):
 
 
 def test_help_imports_nothing_heavy():
-    code = f"import sys, octavo.cli.main; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = (
+        "import sys, octavo.cli.main as main; sys.argv[1:] = ['run', '--help']\n"
+        "try: main.main()\n"
+        f"finally: print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+def test_what_must_be_interruptible_imports_nothing_of_weight():
+    code = (
+        "import sys, octavo.cli.main; print([m for m in ('typer', 'logging') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_interrupt_during_the_imports_is_silent():
+    code = (
+        "import os, signal, sys, octavo.cli.main as main\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'octavo.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupter())\n"
+        "main.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "models"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("args", ["models", "--help", "run --help", "inspect {tiny}"])
+@pytest.mark.parametrize("closing", ["| true", ">&-"])
+def test_an_output_that_nobody_reads_exits_141_in_silence(args, closing, tiny_model_path):
+    args = args.format(tiny=tiny_model_path)
+    done = shell(f'"$PYTHON" -m octavo {args} {closing}; exit ${{PIPESTATUS[0]}}')
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(("args", "code"), [("models", 0), ("run x --top-p 7", 2), ("fly", 2)])
+def test_without_stderr_a_command_works(args, code):
+    done = shell(f'"$PYTHON" -m octavo {args} 2>&-')
+    assert done.returncode == code
+    assert bool(done.stdout) == (code == 0)
+
+
+def test_without_stdin_there_is_no_prompt():
+    done = shell('"$PYTHON" -m octavo run <&-')
+    assert done.returncode == 2
+    assert done.stderr == "error: the prompt is empty; ask something\n"
+
+
+def shell(line):
+    return subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(

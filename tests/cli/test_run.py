@@ -91,6 +91,22 @@ def test_a_prompt_that_cannot_be_answered_exits_2(octavo, tiny, args, message):
     assert message in result.err
 
 
+def test_no_tokens_asked_for_is_not_cut(octavo, tiny):
+    result = octavo("run", "hello", *tiny, "--max-tokens", "0")
+    assert (result.code, result.out, result.err) == (0, "\n", "")
+
+
+@pytest.mark.parametrize("args", [("a\udcff",), ("hi", "--system", "a\udcff"), ("-",)])
+def test_what_is_not_utf8_is_called_so(octavo, args):
+    result = octavo("run", *args, stdin="a\udcff")
+    assert result.code == 2
+    assert "is not UTF-8: byte 0xff at character 1" in result.err
+
+
+def test_the_seed_is_the_requests_own(octavo):
+    assert "The key of the answer's randomness." in octavo("run", "--help").out
+
+
 def test_interrupt_exits_130_in_silence(start, long_tiny):
     with start("run", "hi", *long_tiny, "--ignore-eos", "--max-tokens", "8000") as process:
         assert process.stdout.read(1)

@@ -383,7 +383,7 @@ def test_a_templates_own_refusal_reaches_the_user() -> None:
     ("source", "message"),
     [
         ("{{ nothing.here }}", "'nothing' is undefined"),
-        ("{{ 'a' + messages[0].content }}", "can only concatenate str"),
+        ("{{ 'a' + messages[0].content }}", "can only concatenate str.*message 0 is null"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ 1 / 0 }}", "division by zero"),
@@ -409,6 +409,7 @@ def test_a_template_that_is_not_jinja_is_a_fault_of_the_file(source: str) -> Non
         ("hi", "messages", "must be a list, not str"),
         (["hi"], "messages[0]", "must be an object, not str"),
         ([{"content": "x"}], "messages[0].role", "must be a string"),
+        ([{"role": "user"}], "messages[0].content", "content is missing"),
         ([{"role": 1, "content": "x"}], "messages[0].role", "must be a string"),
         ([*user("a"), *user("b"), *user(3)], "messages[2].content", "list of text parts or null"),
         (user([{"type": "image_url"}]), "messages[0].content", "part of type 'image_url'"),

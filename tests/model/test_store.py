@@ -276,6 +276,39 @@ def test_what_a_killed_pull_left_is_removed_once_it_is_old(
     assert leftovers() == [".pull-new"]
 
 
+def test_what_a_killed_pull_left_is_removed_at_once_and_what_is_in_use_is_not(
+    known: Mapping[str, KnownModel],
+) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from octavo.model import store\n"
+        "folder = Path(sys.argv[1]); folder.mkdir(parents=True)\n"
+        "with store._in_use(folder): print(flush=True); time.sleep(600)"
+    )
+    folder = models_dir() / ".pull-1"
+    pull("tiny", known=known)  # the next ones find it here already
+    command = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        pull("tiny", known=known)
+        assert leftovers() == [".pull-1"]
+        process.kill()
+    pull("tiny", known=known)
+    assert leftovers() == []
+
+
+def test_a_device_is_no_model() -> None:
+    with pytest.raises(ModelNotFoundError, match="is not a regular file"):
+        ensure_model(os.devnull)
+
+
+def test_nothing_is_shown_where_nothing_is_asked_for(
+    known: Mapping[str, KnownModel], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pull("tiny", known=known, progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
 # Pulls that fail
 
 

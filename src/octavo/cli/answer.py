@@ -90,8 +90,8 @@ def stream_answer(
 
 def cut_note(llm: LLM, answer: Answer) -> str | None:
     """Return what to tell of an answer that ended before its end; None if it did not."""
-    if answer.choice.finish_reason != "length":
-        return None
+    if answer.choice.finish_reason != "length" or not answer.choice.token_ids:
+        return None  # no tokens: none were asked for
     length = len(answer.output.prompt_token_ids) + len(answer.choice.token_ids)
     if length >= llm.core.max_model_len:
         return f"note: cut here: the context of {llm.core.max_model_len} tokens is full"

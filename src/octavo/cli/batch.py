@@ -38,8 +38,9 @@ def batch(
     A line of INPUT is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions" or
     "/v1/completions", "body": {...}}. A line that cannot be served gets a result that says why,
     and the exit code is 1. Results are appended as they finish. Run again after an interruption,
-    of whatever kind: what is finished is kept, and the rest gets the answers that it would have
-    got.
+    of whatever kind: what is finished is kept, and the rest gets the seeds that it would have got.
+    Its answers are those up to rounding: the reference backend rounds differently in other
+    batches, so a token that is drawn can differ.
     """
     lines = check_ids(input_file)
     if output_file.exists() and output_file.samefile(input_file):
@@ -111,7 +112,8 @@ def _seed(engine_seed: int, custom_id: str) -> int:
     """Return the seed of a line that brings none.
 
     By its name, not its place in a queue: so a batch that is resumed, or a file whose lines stand
-    in another order, gets the same answers.
+    in another order, gets the same seeds. No more than that is promised: the last bits of logits
+    depend on which requests are computed together, and a draw can tip over them.
     """
     from octavo.sampling.rng import derive_seed
 

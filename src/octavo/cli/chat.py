@@ -10,7 +10,7 @@ import typer
 from octavo.cli.answer import cut_note, stop_on_interrupt, stream_answer
 from octavo.cli.guard import FAILED
 from octavo.cli.options import engine_options, sampling_options
-from octavo.cli.terminal import open_llm, print_piece, say
+from octavo.cli.terminal import check_text, open_llm, print_piece, say
 from octavo.errors import ContextLengthError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def chat(
     """
     from octavo import LLM, SamplingParams
 
+    check_text(system or "", "system")
     params = SamplingParams(**sampling)
     llm = open_llm(LLM, engine, verbose=verbose)
     conversation = Conversation(llm, params, system=system, verbose=verbose)
@@ -50,6 +51,12 @@ def chat(
         say(f"{llm.model.path.stem}; /help tells the commands")
     num_failed = 0
     for line in _read_lines(interactive):
+        try:
+            check_text(line, "line")
+        except InvalidRequestError as error:
+            say(f"error: {error}", colour="red")
+            num_failed += 1
+            continue
         if line in ("/quit", "/exit"):
             break
         if line.startswith("/"):

@@ -8,12 +8,13 @@ import typer
 from typer.core import TyperCommand
 
 from octavo.cli.options import engine_options
-from octavo.cli.terminal import harmless, open_llm
+from octavo.cli.terminal import check_text, harmless, open_llm
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
     from octavo.engine.request import Request
 
+_NUM_BLOCKS = 64  # few enough that something happens in them
 _PROMPTS = ("hello world", "hello there", "goodbye")
 
 
@@ -36,7 +37,13 @@ class ManyValuesCommand(TyperCommand):
         return rest
 
 
-@engine_options(num_kv_blocks=64)
+@engine_options(
+    {
+        "num_kv_blocks": "Blocks in the KV cache; overrides --kv-cache-memory. "
+        f"[default: {_NUM_BLOCKS}]",
+        "kv_cache_memory": "Memory for the KV cache, such as 2GiB, instead of a number of blocks.",
+    }
+)
 def demo(
     *,
     prompts: Annotated[
@@ -51,6 +58,8 @@ def demo(
 ) -> None:
     """Answer some prompts together, greedily, and print a line a step.
 
+    The answers follow, and once more the numbers, as everything has ended.
+
     running and waiting: the ids of the requests computed in this step, and of those that are not.
     shared_blocks: full blocks of the KV cache that two or more requests have used so far, each
     computed once. free_blocks: blocks that neither a request holds nor the cache keeps, after the
@@ -59,6 +68,10 @@ def demo(
     from octavo import LLM, SamplingParams
 
     texts = prompts or list(_PROMPTS)
+    for text in texts:
+        check_text(text, "prompt")
+    if engine["num_kv_blocks"] is None and engine["kv_cache_memory"] is None:
+        engine["num_kv_blocks"] = _NUM_BLOCKS
     params = SamplingParams(max_tokens=max_new, temperature=0)
     # The pool is small on purpose: that it shortens the context is news only to who asked for one.
     llm = open_llm(LLM, engine, warn=engine["max_model_len"] is not None)
@@ -74,6 +87,7 @@ def demo(
     for text, request in zip(texts, requests, strict=True):
         answer = llm.tokenizer.decode(request.output_token_ids)
         print(_answer_line(request, text, answer, as_json))
+    print(_step_line(llm.core, [], users, as_json))
 
 
 def _count_users(
@@ -91,7 +105,7 @@ def _step_line(
     users: dict[Hashable, set[str]],
     as_json: bool,
 ) -> str:
-    """Return the line of a step that has just been computed, ending the ``finished``."""
+    """Return the numbers after the latest step, in which the ``finished`` were computed too."""
     scheduler = core.scheduler
     computed = sorted([*scheduler.running, *finished], key=lambda request: request.order)
     line = {

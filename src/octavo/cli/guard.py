@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli.interrupt import INTERRUPTED, raise_again
 from octavo.cli.options import with_signature
 from octavo.cli.terminal import say
 from octavo.errors import ConfigError, InvalidRequestError, InvariantError, ModelError, OctavoError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 FAILED = 1
 BAD_REQUEST = 2
 NO_MODEL = 3
-INTERRUPTED = 130
 BROKEN_PIPE = 141  # as a process that SIGPIPE ended
 
 _DEBUG = Parameter(
@@ -51,12 +51,13 @@ def guarded(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(*, debug: bool, **values: Any) -> None:
         try:
+            raise_again()
             command(**values)
             sys.stdout.flush()  # so that a closed pipe shows here
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            _discard_output()
+            discard_output()
             raise typer.Exit(BROKEN_PIPE) from None
         except OSError as error:  # a full disk, say
             if debug:
@@ -80,7 +81,7 @@ def exit_code(error: OctavoError) -> int:
     return NO_MODEL if isinstance(error, ModelError) else FAILED
 
 
-def _discard_output() -> None:
+def discard_output() -> None:
     """Let what is still buffered go nowhere: Python flushes at exit, and would complain."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)

@@ -1,65 +1,21 @@
-"""The `octavo` command: its commands, its version, and the streams it runs on."""
+"""Where `octavo` begins: the streams it runs on, and what ends it before a command runs.
 
-import logging
+Importing this loads next to nothing: what loads the rest must know already how to be interrupted.
+"""
+
+from __future__ import annotations
+
+import os
 import sys
 from io import TextIOWrapper
-from typing import Annotated
 
-import typer
-
-from octavo import __version__
-from octavo.cli.batch import batch
-from octavo.cli.chat import chat
-from octavo.cli.demo import ManyValuesCommand, demo
-from octavo.cli.eval import perplexity
-from octavo.cli.guard import guarded
-from octavo.cli.inspect import inspect
-from octavo.cli.models import models
-from octavo.cli.pull import pull
-from octavo.cli.run import run
-from octavo.cli.selftest import selftest
-from octavo.cli.simulate import simulate
-
-# Plain help: it is quick, it greps, and it says a flag's whole name in a narrow terminal.
-app = typer.Typer(
-    name="octavo",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _command in (run, chat, batch):
-    app.command(_command.__name__)(guarded(_command))
-app.command("demo", cls=ManyValuesCommand)(guarded(demo))
-for _command in (pull, models, inspect, simulate, selftest):
-    app.command(_command.__name__)(guarded(_command))
-_eval = typer.Typer(help="Measure how well a model does.", no_args_is_help=True)
-_eval.command("perplexity")(guarded(perplexity))
-app.add_typer(_eval, name="eval")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"octavo {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _octavo(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """Octavo: an LLM inference engine for CPUs, Python all the way down."""
+from octavo.cli import interrupt
 
 
 def main() -> None:
     """Run the command that the command line names, and exit with its code."""
+    interrupt.end_at_once()
+    _open_missing_streams()
     # Whatever the locale: what cannot be shown is replaced, and what is not text is refused later
     # as a prompt that is not UTF-8, by name.
     for stream, errors in (
@@ -69,5 +25,47 @@ def main() -> None:
     ):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
+
+    import logging
+
+    from octavo.cli.app import app
+    from octavo.cli.guard import BROKEN_PIPE, discard_output
+
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
-    app(prog_name="octavo")
+    try:
+        app(prog_name="octavo")
+    except SystemExit as end:
+        # typer, for a help text, and rich, for a table, make their own end of a closed pipe.
+        if isinstance(end.__context__, BrokenPipeError):
+            discard_output()
+            raise SystemExit(BROKEN_PIPE) from None
+        raise
+
+
+def _open_missing_streams() -> None:
+    """Put something in the place of each standard stream that was closed when we were started.
+
+    Their numbers must not go to files that we open later. Nobody is there to read stdout, so that
+    becomes a pipe without a reader; stdin is empty, and stderr goes nowhere.
+    """
+    if sys.stdin is None:
+        _put(0, os.open(os.devnull, os.O_RDONLY))
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        if reader != 1:  # else it is closed by what takes its place
+            os.close(reader)
+        _put(1, writer)
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        _put(2, os.open(os.devnull, os.O_WRONLY))
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _put(number: int, descriptor: int) -> None:
+    """Move a descriptor to a standard stream's number, for us and for the processes we start."""
+    if descriptor == number:
+        os.set_inheritable(number, True)
+    else:
+        os.dup2(descriptor, number)
+        os.close(descriptor)

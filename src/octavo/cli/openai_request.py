@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, shown
 from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
@@ -55,10 +55,6 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
 _TRANSLATED = {"max_tokens", "logprobs"}
 _AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
 _DEFAULT_COMPLETION_TOKENS = 16
-# What the template is given by other ways.
-_TEMPLATE_ARGUMENTS = frozenset(
-    {"self", "messages", "add_generation_prompt", "continue_final_message"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def parse_body(body: object, llm: LLM, *, chat: bool, seed: int) -> ParsedBody:
     for name, harmless in _NOT_HONOURED.items():
         if name in given and given[name] not in harmless:
             raise InvalidRequestError(
-                f"{name}={_short(given[name])} is not supported; leave it out", param=name
+                f"{name}={shown(given[name])} is not supported; leave it out", param=name
             )
     _check_model(given.get("model"), llm)
     options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
@@ -97,11 +93,11 @@ def parse_body(body: object, llm: LLM, *, chat: bool, seed: int) -> ParsedBody:
     if "cache_salt" in given:
         prompts = [{**prompt, "cache_salt": given["cache_salt"]} for prompt in prompts]
     for prompt in prompts:
-        llm.check(prompt, params)
+        llm.check(prompt, params, field="messages" if chat else "prompt")
     priority = given.get("priority", 0)
     if type(priority) is not int:
         raise InvalidRequestError(
-            f"priority={_short(priority)} must be a whole number", param="priority"
+            f"priority={shown(priority)} must be a whole number", param="priority"
         )
     return ParsedBody(prompts, params, priority)
 
@@ -120,7 +116,7 @@ def _check_model(name: object, llm: LLM) -> None:
     names = model_names(llm)
     if name is not None and name not in names:
         raise InvalidRequestError(
-            f"model={_short(name)} is not the model that answers here, which is {names[0]}; "
+            f"model={shown(name)} is not the model that answers here, which is {names[0]}; "
             "name that one, or leave the field out",
             param="model",
         )
@@ -131,7 +127,7 @@ def _max_tokens(given: Mapping[str, Any], *, chat: bool) -> Any:
     asked = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
     if len(asked) == 2 and asked[0] != asked[1]:
         raise InvalidRequestError(
-            f"max_tokens={_short(asked[0])} and max_completion_tokens={_short(asked[1])} mean the "
+            f"max_tokens={shown(asked[0])} and max_completion_tokens={shown(asked[1])} mean the "
             "same; give one of them",
             param="max_completion_tokens",
         )
@@ -145,7 +141,7 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
     wanted = given.get("logprobs", False)
     if not isinstance(wanted, bool):
         raise InvalidRequestError(
-            f"logprobs={_short(wanted)} must be true or false; top_logprobs says how many",
+            f"logprobs={shown(wanted)} must be true or false; top_logprobs says how many",
             param="logprobs",
         )
     count = given.get("top_logprobs")
@@ -157,7 +153,7 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
         return 0
     if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
         raise InvalidRequestError(
-            f"top_logprobs={_short(count)} must be a whole number from 0 to {MAX_LOGPROBS}",
+            f"top_logprobs={shown(count)} must be a whole number from 0 to {MAX_LOGPROBS}",
             param="top_logprobs",
         )
     return count
@@ -168,18 +164,11 @@ def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> dict[str, Any]:
     if "messages" not in given:
         raise InvalidRequestError("messages is missing", param="messages")
     continues = _bool(given, "continue_final_message", False)
-    kwargs = given.get("chat_template_kwargs", {})
-    if not isinstance(kwargs, Mapping) or not _TEMPLATE_ARGUMENTS.isdisjoint(kwargs):
-        raise InvalidRequestError(
-            "chat_template_kwargs must be an object without "
-            f"{', '.join(sorted(_TEMPLATE_ARGUMENTS))}, which have fields of their own",
-            param="chat_template_kwargs",
-        )
     return llm.chat_prompt(
         given["messages"],
         add_generation_prompt=_bool(given, "add_generation_prompt", not continues),
         continue_final_message=continues,
-        chat_template_kwargs=kwargs,
+        chat_template_kwargs=given.get("chat_template_kwargs"),
     )
 
 
@@ -187,12 +176,12 @@ def _completion_prompts(given: Mapping[str, Any], llm: LLM) -> list[dict[str, An
     """Return the one prompt, a text or ids, or each of a list of them."""
     prompt = given.get("prompt")
     if isinstance(prompt, str):
-        return [{"prompt_token_ids": llm.tokenizer.encode_prompt(prompt)}]
+        return [_encoded(prompt, llm)]
     if isinstance(prompt, Sequence) and prompt:
         if all(type(item) is int for item in prompt):
             return [{"prompt_token_ids": list(prompt)}]
         if all(isinstance(item, str) for item in prompt):
-            return [{"prompt_token_ids": llm.tokenizer.encode_prompt(item)} for item in prompt]
+            return [_encoded(item, llm) for item in prompt]
         if all(isinstance(item, list) for item in prompt):
             return [{"prompt_token_ids": item} for item in prompt]
     raise InvalidRequestError(
@@ -202,13 +191,14 @@ def _completion_prompts(given: Mapping[str, Any], llm: LLM) -> list[dict[str, An
     )
 
 
+def _encoded(text: str, llm: LLM) -> dict[str, Any]:
+    """Return a prompt as ids, so that checking it and adding it encode it once."""
+    check_utf8(text, param="prompt")
+    return {"prompt_token_ids": llm.tokenizer.encode_prompt(text)}
+
+
 def _bool(given: Mapping[str, Any], name: str, default: bool) -> bool:
     value = given.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name}={_short(value)} must be true or false", param=name)
+        raise InvalidRequestError(f"{name}={shown(value)} must be true or false", param=name)
     return value
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."

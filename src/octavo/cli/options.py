@@ -24,13 +24,13 @@ from octavo.config import EngineConfig
 from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Command = Callable[..., None]
 
 _SHORT = {"model": ("--model", "-m")}
 
-# `seed` is a flag of the engine already; the commands that answer one request use that.
+# `seed` is a flag of the engine already; `run`, which answers one request, uses that.
 _SAMPLING_HELP = {
     "temperature": "Divides the logits; 0 takes the likeliest token.",
     "top_p": "Keep the likeliest tokens whose probabilities reach this sum; 1 is off.",
@@ -46,18 +46,22 @@ _SAMPLING_HELP = {
 }
 
 
-def engine_options(**defaults: Any) -> Callable[[Command], Command]:
+def engine_options(
+    help_texts: Mapping[str, str] | None = None, **defaults: Any
+) -> Callable[[Command], Command]:
     """Give a command every setting of the engine as a flag; it gets them as ``engine``.
 
-    ``defaults`` are this command's own, where `EngineConfig`'s would not suit it.
+    ``help_texts``, by name, and ``defaults`` are this command's own, where `EngineConfig`'s would
+    not suit it.
     """
+    help_texts = help_texts or {}
     hints = typing.get_type_hints(EngineConfig)
     flags = [
         _flag(
             field.name,
             hints[field.name],
             defaults.get(field.name, field.default),
-            field.metadata["help"],
+            help_texts.get(field.name, field.metadata["help"]),
         )
         for field in dataclasses.fields(EngineConfig)
     ]

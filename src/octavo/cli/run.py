@@ -11,12 +11,12 @@ import typer
 from octavo.cli.answer import cut_note, stream_answer
 from octavo.cli.guard import FAILED
 from octavo.cli.options import engine_options, sampling_options
-from octavo.cli.terminal import open_llm, print_piece, say
+from octavo.cli.terminal import check_text, open_llm, print_piece, say
 from octavo.errors import InvalidRequestError
 
 
 # A small model rambles at SamplingParams' own temperature of 1.
-@engine_options()
+@engine_options({"seed": "The key of the answer's randomness."})
 @sampling_options(max_tokens=512, temperature=0.7, top_p=0.9)
 def run(
     prompt: Annotated[
@@ -43,6 +43,8 @@ def run(
     if raw and system is not None:
         raise InvalidRequestError("--raw has no place for --system; leave one out", param="system")
     text = _read_prompt(prompt)
+    check_text(text, "prompt")
+    check_text(system or "", "system")
     if not text.strip():
         raise InvalidRequestError("the prompt is empty; ask something", param="prompt")
 

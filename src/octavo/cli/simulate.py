@@ -1,5 +1,6 @@
 """`octavo simulate`: recorded traces through the production cache, under any eviction policy."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -119,11 +120,12 @@ def _run(plan: "Experiment", trace: "Trace") -> "list[Result]":
     """Run the experiment on one trace, with a progress bar on stderr."""
     import dataclasses
 
+    if not sys.stderr.isatty():  # a bar that is disabled still ends the line, in older rich
+        return plan.run(trace)
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(harmless(trace.name), total=plan.num_steps(trace))
         plan = dataclasses.replace(plan, progress=lambda count: bar.advance(task, count))
         return plan.run(trace)

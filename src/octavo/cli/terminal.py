@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
+from octavo.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,6 +41,18 @@ def say(text: str, *, colour: str | None = None) -> None:
 def harmless(text: str) -> str:
     """Return ``text`` without what could steer a terminal: a model or a file wrote it."""
     return text.translate(_CONTROLS)
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse an argument or a line of stdin that was not UTF-8: Python lets its bytes through."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the {what} is not UTF-8: byte 0x{ord(text[error.start]) & 0xFF:02x} at character "
+            f"{error.start}; convert it",
+            param=what,
+        ) from None
 
 
 def print_piece(text: str) -> None:

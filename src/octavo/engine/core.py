@@ -124,6 +124,14 @@ class EngineCore:
                 "shorten the prompt, or raise max_model_len or kv_cache_memory",
                 param="prompt_token_ids",
             )
+        room = self.max_model_len - length
+        if params.min_tokens > room:
+            raise ContextLengthError(
+                f"min_tokens={params.min_tokens} is more than the {room} tokens that fit behind "
+                f"the prompt's {length}: max_model_len is {self.max_model_len}; lower min_tokens "
+                "or shorten the prompt",
+                param="min_tokens",
+            )
 
     def finish(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
         """End one choice between two steps and take its blocks."""

@@ -9,15 +9,18 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.outputs import OutputProcessor, RequestOutput
-from octavo.errors import InvalidRequestError
+from octavo.errors import ConfigError, InvalidRequestError, shown
+from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL, **config: Any) -> None:
+        if not isinstance(model, str | os.PathLike):
+            raise ConfigError(f"model is {shown(model)}; give a name or a path", param="model")
         self.config = EngineConfig.from_kwargs(model=os.fspath(model), **config)
         engine = build_engine(self.config)
         self.model = engine.model
@@ -70,13 +75,27 @@ class LLM:
         Raises `InvalidRequestError` for the first prompt that cannot be served, and then nothing
         is computed; a request that fails later ends by itself, with finish_reason ``error``.
         """
+        return self._complete(prompts, sampling_params, priority, on_output)
+
+    def _complete(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        on_output: Callable[[RequestOutput], None] | None,
+        field: str | None = None,
+    ) -> list[RequestOutput]:
+        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+            raise InvalidRequestError(
+                f"prompts is {shown(prompts)}; give a prompt or a list of prompts", param="prompts"
+            )
         listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = self._spread("sampling_params", sampling_params, len(listed), SamplingParams())
         priorities = self._spread("priority", priority, len(listed), 0)
         followed: list[RequestOutput] = []
         try:
             for prompt, param, value in zip(listed, params, priorities, strict=True):
-                followed.append(self._add(prompt, param, value))
+                followed.append(self._add(prompt, param, value, field))
             for output in self._as_finished(followed):
                 if on_output is not None:
                     on_output(output)
@@ -129,10 +148,10 @@ class LLM:
         Without ``sampling_params`` an answer may take the rest of the context. Raises
         `ChatTemplateError` where the template refuses the messages, and else as `generate`.
         """
-        conversations = [messages] if _is_conversation(messages) else messages
+        conversations: Sequence[Any] = [messages] if _is_conversation(messages) else messages
         prompts = [
             self.chat_prompt(
-                conversation,  # type: ignore[arg-type]
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
@@ -141,7 +160,7 @@ class LLM:
         ]
         if sampling_params is None:
             sampling_params = SamplingParams(max_tokens=None)
-        return self.generate(prompts, sampling_params, priority=priority, on_output=on_output)
+        return self._complete(prompts, sampling_params, priority, on_output, "messages")
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -171,12 +190,19 @@ class LLM:
         finally:
             self._drop([output])
 
-    def check(self, prompt: Prompt, sampling_params: SamplingParams) -> None:
-        """Raise `InvalidRequestError` if `generate` would refuse the prompt; compute nothing."""
+    def check(
+        self, prompt: Prompt, sampling_params: SamplingParams, *, field: str | None = None
+    ) -> None:
+        """Raise `InvalidRequestError` if `generate` would refuse the prompt; compute nothing.
+
+        ``field`` is what the error is to call the prompt, where the caller made it of another
+        field of the user's; None: by what the prompt has.
+        """
         self._check_params(sampling_params)
-        _, ids, _ = self._read_prompt(prompt)
+        _, ids, _, own_field = self._read_prompt(prompt)
         self._bad_words(sampling_params)
-        self.core.check(ids, sampling_params)
+        with _naming(field or own_field):
+            self.core.check(ids, sampling_params)
 
     def chat_prompt(
         self,
@@ -192,6 +218,11 @@ class LLM:
             raise InvalidRequestError(
                 f"{self.model.path.name} has no chat template; give a plain prompt instead",
                 param="messages",
+            )
+        if not isinstance(chat_template_kwargs, Mapping | None):
+            raise InvalidRequestError(
+                f"chat_template_kwargs is {shown(chat_template_kwargs)}; give a mapping",
+                param="chat_template_kwargs",
             )
         more = dict(chat_template_kwargs or {})
         for name in ("self", "messages", "add_generation_prompt", "continue_final_message"):
@@ -211,22 +242,26 @@ class LLM:
 
     # -- details ----------------------------------------------------------------------------------
 
-    def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, priority: int, field: str | None = None
+    ) -> RequestOutput:
         self._check_params(params)
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise InvalidRequestError(
-                f"priority holds {priority!r:.80}; give whole numbers, the lower the sooner",
+                f"priority holds {shown(priority)}; give whole numbers, the lower the sooner",
                 param="priority",
             )
-        text, ids, salt = self._read_prompt(prompt)
-        request = self.core.add_request(
-            str(self._num_requests),
-            ids,
-            params,
-            priority=priority,
-            cache_salt=salt,
-            bad_words_token_ids=self._bad_words(params),
-        )
+        text, ids, salt, own_field = self._read_prompt(prompt)
+        bad_words = self._bad_words(params)
+        with _naming(field or own_field):
+            request = self.core.add_request(
+                str(self._num_requests),
+                ids,
+                params,
+                priority=priority,
+                cache_salt=salt,
+                bad_words_token_ids=bad_words,
+            )
         self._num_requests += 1
         return self._processor.add(request, text)
 
@@ -250,14 +285,14 @@ class LLM:
                 self.core.abort(output.request_id)
                 self._processor.discard(output.request_id)
 
-    def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
-        """Return a prompt's text (None if given as ids), ids and cache salt."""
+    def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str, str]:
+        """Return a prompt's text (None if given as ids), ids, cache salt, and its field's name."""
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode_prompt(prompt), ""
+            return prompt, self._encode(prompt), "", "prompt"
         known = {"prompt", "prompt_token_ids", "cache_salt"}
         if not isinstance(prompt, Mapping) or not set(prompt) <= known:
             raise InvalidRequestError(
-                f"a prompt is {prompt!r:.80}; it must be a string or a mapping with 'prompt' or "
+                f"a prompt is {shown(prompt)}; it must be a string or a mapping with 'prompt' or "
                 "'prompt_token_ids', and optionally 'cache_salt'",
                 param="prompts",
             )
@@ -266,19 +301,17 @@ class LLM:
         if not isinstance(salt, str):
             raise InvalidRequestError("cache_salt must be a string", param="cache_salt")
         if ids is not None:
-            if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
-                ids = getattr(ids, "tolist", lambda: ids)()
-            if not isinstance(ids, Sequence) or not all(type(i) is int for i in ids):
-                raise InvalidRequestError(
-                    "prompt_token_ids must be a list of whole numbers", param="prompt_token_ids"
-                )
-            return text, list(ids), salt
+            return text, _whole_numbers(ids), salt, "prompt_token_ids"
         if not isinstance(text, str):
             raise InvalidRequestError(
                 "a prompt needs a string as 'prompt' or a list of ids as 'prompt_token_ids'",
                 param="prompts",
             )
-        return text, self.tokenizer.encode_prompt(text), salt
+        return text, self._encode(text), salt, "prompt"
+
+    def _encode(self, text: str) -> list[int]:
+        check_utf8(text, param="prompt")
+        return self.tokenizer.encode_prompt(text)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences that spell the bad words, at a word's start and within."""
@@ -292,7 +325,7 @@ class LLM:
     def _check_params(params: object) -> None:
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(
-                f"sampling_params holds {params!r:.80}; give SamplingParams",
+                f"sampling_params holds {shown(params)}; give SamplingParams",
                 param="sampling_params",
             )
 
@@ -311,6 +344,33 @@ class LLM:
         return list(value)
 
 
-def _is_conversation(messages: Sequence[Any]) -> bool:
-    """Return whether ``messages`` is one conversation, not a list of them."""
+def _is_conversation(messages: object) -> bool:
+    """Return whether ``messages`` is one conversation, or none at all; not a list of them."""
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        return True  # which is refused where it is rendered
     return not messages or isinstance(messages[0], Mapping)
+
+
+def _whole_numbers(ids: Any) -> list[int]:
+    """Return token ids as Python's ints; NumPy's are as good, alone or as an array."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+        ids = getattr(ids, "tolist", lambda: ids)()
+    try:
+        if isinstance(ids, Sequence) and not any(isinstance(i, bool) for i in ids):
+            return [operator.index(i) for i in ids]
+    except TypeError:
+        pass
+    raise InvalidRequestError(
+        "prompt_token_ids must be a list of whole numbers", param="prompt_token_ids"
+    )
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Let an error about the prompt's ids name the field that the user gave."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param == "prompt_token_ids":
+            error.param = field
+        raise

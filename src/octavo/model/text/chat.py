@@ -160,7 +160,7 @@ class ChatTemplate:
         try:
             real = self._template.render(messages=given, **variables, **template_kwargs)
         except _RENDER_ERRORS as error:
-            raise _as_template_error(error) from error
+            raise _as_template_error(error, given) from error
         try:
             text = self._template.render(messages=marked_messages, **variables, **marked_kwargs)
         except _RENDER_ERRORS:
@@ -304,9 +304,11 @@ def _raise_exception(message: str) -> NoReturn:
     raise ChatTemplateError(str(message), param="messages")
 
 
-def _as_template_error(error: Exception) -> ChatTemplateError:
+def _as_template_error(error: Exception, messages: list[dict[str, object]]) -> ChatTemplateError:
     if isinstance(error, ChatTemplateError):  # the template's own words, by raise_exception
         return error
+    null = [str(n) for n, message in enumerate(messages) if message["content"] is None]
+    hint = f" (the content of message {', '.join(null)} is null)" if null else ""
     return ChatTemplateError(
-        f"the model's chat template cannot render these messages: {error}", param="messages"
+        f"the model's chat template cannot render these messages: {error}{hint}", param="messages"
     )

@@ -34,6 +34,10 @@ def _checked_message(message: object, where: str) -> dict[str, object]:
     check_value(message, where)
     if not isinstance(message.get("role"), str):
         raise InvalidRequestError(f"{where}.role must be a string", param=f"{where}.role")
+    # Null is the template's to refuse; left out altogether it is as a rule forgotten, and some
+    # templates would write "None". A call of a tool says what it says without.
+    if "content" not in message and not message.get("tool_calls"):
+        raise InvalidRequestError(f"{where}.content is missing", param=f"{where}.content")
     content = _content_text(message.get("content"), f"{where}.content")
     return {**message, "content": content}
 

@@ -1,0 +1,55 @@
+"""The commands of `octavo`, put together, and its version."""
+
+from typing import Annotated
+
+import typer
+
+from octavo import __version__
+from octavo.cli.batch import batch
+from octavo.cli.chat import chat
+from octavo.cli.demo import ManyValuesCommand, demo
+from octavo.cli.eval import perplexity
+from octavo.cli.guard import guarded
+from octavo.cli.inspect import inspect
+from octavo.cli.models import models
+from octavo.cli.pull import pull
+from octavo.cli.run import run
+from octavo.cli.selftest import selftest
+from octavo.cli.simulate import simulate
+
+# Plain help: it is quick, it greps, and it says a flag's whole name in a narrow terminal.
+app = typer.Typer(
+    name="octavo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (run, chat, batch):
+    app.command(_command.__name__)(guarded(_command))
+app.command("demo", cls=ManyValuesCommand)(guarded(demo))
+for _command in (pull, models, inspect, simulate, selftest):
+    app.command(_command.__name__)(guarded(_command))
+_eval = typer.Typer(help="Measure how well a model does.", no_args_is_help=True)
+_eval.command("perplexity")(guarded(perplexity))
+app.add_typer(_eval, name="eval")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _octavo(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Octavo: an LLM inference engine for CPUs, Python all the way down."""
