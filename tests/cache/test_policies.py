@@ -62,8 +62,8 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 def test_a_policy_of_ones_own_is_found_by_its_module():
     assert find_policy("octavo.cache.policies.arc:ARC") is ARC
     for name, reason in (
-        ("no_such_module:X", "it cannot be imported: No module"),
-        ("octavo.cache.policies.arc:MRU", "it cannot be imported: module"),
+        ("no_such_module:X", "No module named .*PYTHONPATH"),
+        ("octavo.cache.policies.arc:MRU", "it cannot be imported: .*MRU"),
         (":X", "it cannot be imported"),
         ("collections:OrderedDict", "it is not a class derived from"),
     ):

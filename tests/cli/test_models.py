@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from gguf_as_folder import as_folder
 from octavo.model import store
 from tiny_model import tiny_model
 
@@ -81,3 +82,28 @@ def test_inspect_fetches_nothing(octavo, home):
 def test_a_file_cannot_steer_the_terminal(octavo, tmp_path):
     path = tiny_model(tmp_path / "odd.gguf", extra_metadata=[("general.license", "\x1b[2J[red]x")])
     assert "�[2J[red]x" in octavo("inspect", path).out
+
+
+def test_inspect_shows_a_folder(octavo, tiny_model_path, tmp_path):
+    folder = as_folder(tiny_model_path, tmp_path / "folder")
+    out = octavo("inspect", folder).out
+    for expected in ("safetensors folder", "LlamaForCausalLM", "yes", "num_hidden_layers", "BPE"):
+        assert expected in out
+    described = json.loads(octavo("inspect", folder, "--json").out)
+    assert described["kv_bytes_per_token_float16"] == 256
+
+
+def test_inspect_looks_for_a_hub_name_in_the_cache_alone(
+    octavo, tiny_model_path, tmp_path, monkeypatch
+):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(store, "pull", lambda *_args, **_kwargs: pytest.fail("it was fetched"))
+    result = octavo("inspect", "hf:org/repo")
+    assert result.code == 3
+    assert "octavo pull hf:org/repo" in result.err
+    repository, commit = tmp_path / "models--org--repo", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    as_folder(tiny_model_path, repository / "snapshots" / commit)
+    assert "LlamaForCausalLM" in octavo("inspect", "hf:org/repo").out

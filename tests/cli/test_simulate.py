@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 
 import pytest
 import typer
@@ -65,7 +66,39 @@ def test_plot(trace, tmp_path):
     run(trace, "--capacity", "3,10", "--plot", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     result = run(trace, "--plot", tmp_path / "a.nothing", exit_code=2)
-    assert "cannot draw into" in result.stderr
+    assert "end it in .png" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--csv", "--plot"])
+def test_where_nothing_can_be_written_is_told_before_the_replay(trace, tmp_path, flag):
+    result = run(trace, flag, tmp_path / "no folder" / "a.png", exit_code=2)
+    assert "cannot be written" in result.stderr
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("class X:\n  pass", "not a class derived"),
+        ("x = ", "cannot be imported"),
+        ("from octavo.cache.eviction import EvictionPolicy\nclass X(EvictionPolicy): name='x'",
+         "it lacks num_evictable, on_evictable, on_hit, on_insert, victim"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_cannot_be_used_is_refused_by_name(
+    trace, tmp_path, monkeypatch, source, reason
+):
+    (tmp_path / "mine_for_test.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_for_test", raising=False)
+    result = run(trace, "--policy", "mine_for_test:X", exit_code=2)
+    assert "mine_for_test:X" in result.stderr
+    assert reason in result.stderr
+
+
+def test_results_carry_their_settings(trace):
+    record = json.loads(run(trace, "--capacity", "3", "--json", "--seed", "4").stdout)[0]
+    assert (record["seed"], record["users"], record["concurrency"]) == (4, 32, 1)
 
 
 def test_several_traces_and_keys(trace, tmp_path):

@@ -107,6 +107,9 @@ def test_layers_without_rope() -> None:
     assert [layer.rope is None for layer in spec.layers] == [False, False, False, True, False]
     own = spec_from_hf(config_of("smollm3", no_rope_layers=[1, 0, 1, 1, 0]), PATH)
     assert [layer.rope is None for layer in own.layers] == [False, True, False, False, True]
+    every = config_of("smollm3", no_rope_layers=None, no_rope_layer_interval=2, layer_types=None)
+    layers = spec_from_hf(every, PATH).layers
+    assert [layer.rope is None for layer in layers] == [False, True, False, True, False]
     windowed = config_of("smollm3", use_sliding_window=True, sliding_window=9, layer_types=None)
     assert [layer.window for layer in spec_from_hf(windowed, PATH).layers] == [
         *[None] * 3,
@@ -124,6 +127,7 @@ def test_fields_that_change_nothing_are_ignored() -> None:
         auto_map={"AutoModel": "x"},
         unsloth_version="1",
         final_logit_softcapping=0.0,
+        partial_rotary_factor=1e308,  # without a scaling only Phi-3's class reads it
     )
     assert spec_from_hf(config, PATH) == spec_from_hf(config_of("llama"), PATH)
 
@@ -177,8 +181,8 @@ def test_absent_fields_have_the_classes_defaults() -> None:
         ("llama", {"rope_parameters": {"rope_theta": -1}}, ["rope_parameters.rope_theta is -1"]),
         ("llama", {"rope_parameters": {"mrope_section": [2]}}, ["rope_parameters.mrope_section"]),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, ["factor is missing"]),
-        ("llama", {"partial_rotary_factor": 0.4}, ["partial_rotary_factor is 0.4", "3 of"]),
-        ("llama", {"partial_rotary_factor": 2.0}, ["partial_rotary_factor is 2.0"]),
+        ("linear", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5", "family"]),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, ["interval is 0"]),
         (
             "phi3_long",
             {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4}},
@@ -194,6 +198,16 @@ def test_what_is_not_honoured_is_refused_by_name(
     assert caught.value.path == PATH
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("factor", [1e308, 2.0, 0.4, 1e-300, -0.5, "x"])
+def test_a_factor_that_gives_no_even_dimension_is_refused(factor: object) -> None:
+    config = config_of("phi3_short")
+    new = {**config["rope_parameters"], "partial_rotary_factor": factor}
+    del config["rope_parameters"]
+    for change in ({"rope_parameters": new}, {"partial_rotary_factor": factor}):
+        with pytest.raises(ModelFileError, match="partial_rotary_factor"):
+            spec_from_hf({**config, **change}, PATH)
 
 
 def test_longrope_takes_its_magnitude_from_the_lengths() -> None:

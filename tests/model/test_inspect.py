@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gguf_as_folder import as_folder
 from octavo.errors import ModelFileError
+from octavo.model.description import TypeDescription
 from octavo.model.files.gguf import GGMLType, GGUFFile
-from octavo.model.inspect import TypeDescription, describe
+from octavo.model.inspect import describe
+from octavo.model.loader import load_model
+from tiny_folder import entry, safetensors_bytes
 from tiny_model import CHAT_TEMPLATE, RawTensor, gguf_bytes, tiny_model
 
 if TYPE_CHECKING:
@@ -120,3 +124,78 @@ def test_a_malformed_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a model at all, but long enough")
     with pytest.raises(ModelFileError, match="not a GGUF file"):
         describe(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return as_folder(tiny_model(tmp_path / "tiny.gguf", tensor_type="F32"), tmp_path / "folder")
+
+
+def test_a_folder_is_described_as_the_gguf_file_of_the_same_weights(folder: Path) -> None:
+    found, gguf = describe(folder), describe(folder.parent / "tiny.gguf")
+    assert (found.format, found.architecture) == ("safetensors folder", "LlamaForCausalLM")
+    assert found.unsupported is None
+    assert found.fingerprint == load_model(folder).fingerprint.hex()
+    assert (found.types, found.num_params) == (gguf.types, gguf.num_params)
+    assert found.num_bytes == sum(tensor.num_bytes for tensor in found.tensors)
+    assert "model.embed_tokens.weight" in {tensor.name for tensor in found.tensors}
+    assert found.hyper_parameters["num_hidden_layers"] == len(gguf.spec.layers)
+    assert found.chat_template == CHAT_TEMPLATE
+    assert found.kv_bytes_per_token_float16 == gguf.kv_bytes_per_token_float16
+    tokenizer = found.tokenizer
+    assert (tokenizer.model, tokenizer.num_tokens) == ("BPE", gguf.tokenizer.num_tokens)
+    assert tokenizer.num_merges == gguf.tokenizer.num_merges
+    assert tokenizer.special_tokens == {"eos": "<|im_end|>"}
+    assert tokenizer.special_ids == {"eos": gguf.tokenizer.special_ids["eos"]}
+
+
+def test_a_folder_that_cannot_be_run_is_described(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["MambaForCausalLM"],
+        "limit": float("inf"),
+        "id2label": {str(i): "x" for i in range(1000)},
+        "rope": {"factors": [1, 2]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = {"a": entry("F8_E4M3", [2, 3], 0, 6), "b": entry("BF16", [2], 6, 10)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, bytes(10)))
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"eos_token": "</s>", "chat_template": "\\ud800"}'
+    )
+    unigram = {"type": "Unigram", "vocab": [["<unk>", 0], ["</s>", 0], [[], 0]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": unigram}))
+    found = describe(tmp_path)
+    assert "MambaForCausalLM" in str(found.unsupported)
+    assert found.architecture == "MambaForCausalLM"
+    assert (found.spec, found.kv_bytes_per_token_float16) == (None, None)
+    assert found.types == [
+        TypeDescription("F8_E4M3", False, 1, 6, 6),
+        TypeDescription("BF16", True, 1, 2, 4),
+    ]
+    assert found.hyper_parameters == {
+        "architectures": ["MambaForCausalLM"],
+        "limit": "inf",
+        "id2label": "[1000 values]",
+        "rope": {"factors": [1, 2]},
+    }
+    assert (found.tokenizer.model, found.tokenizer.num_tokens) == ("Unigram", 2)
+    assert found.tokenizer.special_ids == {"eos": 1}
+    assert found.chat_template == "\N{REPLACEMENT CHARACTER}"
+    json.dumps(asdict(found), allow_nan=False).encode()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": 3, "added_tokens": {}}', "[" * 100_000])
+def test_a_folder_with_a_bad_tokenizer_is_described_with_the_reason(
+    folder: Path, content: str
+) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    found = describe(folder)
+    assert "tokenizer.json" in str(found.unsupported)
+    assert found.tokenizer.num_tokens == 0
+    assert found.kv_bytes_per_token_float16 is not None
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"neither model\.safetensors"):
+        describe(folder)

@@ -192,8 +192,9 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, no_pip: None) -> N
             ensure_model(name)
         assert name in str(caught.value)
         assert "path of any .gguf" in str(caught.value)
-    with pytest.raises(ModelNotFoundError, match="is a directory"):
+    with pytest.raises(ModelNotFoundError, match=r"a directory without a config\.json") as caught:
         ensure_model(tmp_path)
+    assert "smollm2" not in str(caught.value)
     with pytest.raises(ModelNotFoundError, match="cannot be pulled"):
         pull("gpt-17")
 

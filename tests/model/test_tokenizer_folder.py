@@ -304,7 +304,7 @@ def test_a_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ({"model": {"end_of_word_suffix": "</w>"}}, "end_of_word_suffix is '</w>'"),
         ({"model": {"vocab": []}}, "vocab is of type list; it must be dict"),
         ({"model": {"vocab": {"a": "b"}}}, "an id that is not a number"),
-        ({"model": {"vocab": {}, "merges": []}, "added_tokens": []}, "the vocabulary is empty"),
+        ({"model": {"vocab": {}, "merges": []}}, r"tokenizer\.json: the model has no vocabulary"),
         (
             {"model": {"vocab": {"a": 0, "b": 0}, "merges": []}},
             "the id 0 belongs to 'a' and to 'b'",
@@ -318,8 +318,12 @@ def test_a_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ({"model": {"merges": [7]}}, r"merges\[0\] is 7"),
         ({"model": {"merges": ["h e", ["he", "l"]]}}, "merges of both forms"),
         (
-            {"model": {"merges": ["xyz he", "h e"], "vocab": {"xyzhe": 0, "he": 1}}},
-            "cannot be used",
+            {"model": {"merges": ["h e", "xyz h"], "vocab": {"xyzh": 0, "h": 1, "e": 2, "he": 3}}},
+            r"merges\[1\] is 'xyz h', but 'xyz' is not a plain token",
+        ),
+        (
+            {"model": {"merges": ["h e", "h o"]}},
+            r"merges\[1\] is 'h o', but 'ho' is not a plain token",
         ),
         ({"model": {"byte_fallback": True}}, "no byte token <0x00>"),
         ({"pre_tokenizer": None}, "neither byte-level nor has it byte_fallback"),
@@ -381,6 +385,16 @@ def test_what_is_no_json_or_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ModelFileError, match=r"config\.json cannot be read"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("file", [{}, {"model": None}, {"model": {}}, {"model": {"type": "BPE"}}])
+def test_a_file_without_a_model_is_refused(file: dict[str, Any], tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    values = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    del values["model"]
+    write_json(tmp_path / "tokenizer.json", values | file)
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: the model has no vocabulary"):
         Tokenizer.from_folder(tmp_path)
 
 

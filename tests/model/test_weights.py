@@ -118,8 +118,12 @@ def test_gpt2_as_the_hub_has_it() -> None:
 
 def test_a_tied_head_may_be_repeated() -> None:
     case = load_case("qwen2")
-    tensors = {**case.tensors, "lm_head.weight": array(96, 32)}
+    values = case.tensors["model.embed_tokens.weight"].dequantize()
+    tensors = {**case.tensors, "lm_head.weight": ArrayTensor("lm_head.weight", values)}
     assert "output.weight" not in hf_weights(tensors, spec_from_hf(case.config, "c"), "f")
+    for other in (values + np.float32(1), values[1:]):
+        head = ArrayTensor("lm_head.weight", other)
+        assert "but lm_head.weight differs from" in refusal("qwen2", {"lm_head.weight": head})
     assert "lm_head.weight (96, 32) is missing" in refusal("llama", {"lm_head.weight": None})
 
 

@@ -222,7 +222,7 @@ class TestKeys:
         ("name", "line", "reason"),
         [
             ("a.lis", "5", "2 numbers were expected, not 1"),
-            ("a.lis", "5 0 0 0", "the count is 0; it must be at least 1"),
+            ("a.lis", "5 0 0 0", "the count is 0; it must be from 1 to 16777216"),
             ("a.lis", "five 3", "not all of 'five 3' are whole numbers"),
             ("a.trace", "x", "not all of 'x' are whole numbers"),
             ("a.trace", "1 2", "one number was expected, not 2"),
@@ -319,3 +319,16 @@ class TestFiles:
         path.write_bytes(b"not zstd")
         with pytest.raises(TraceError, match="the file is damaged"):
             load_trace(path)
+
+
+@pytest.mark.parametrize("name", ["a.lis", "a.trace"])
+def test_a_trace_without_a_key_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(TraceError, match="is empty"):
+        load_trace(tmp_path / name)
+
+
+def test_a_run_without_bound_is_refused_before_it_is_expanded(tmp_path):
+    (tmp_path / "a.lis").write_text("5 99999999999 0 0\n")
+    with pytest.raises(TraceError, match="line 1: the count is 99999999999"):
+        load_trace(tmp_path / "a.lis")

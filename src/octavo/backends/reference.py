@@ -63,11 +63,8 @@ class ReferenceBackend:
         shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, kv_dtype)  # by slot; untouched pages cost no memory
         self.values = np.zeros(shape, kv_dtype)
-        self._ropes = {
-            layer.rope: rope_tables(layer.rope, spec.context_length)
-            for layer in spec.layers
-            if layer.rope is not None
-        }
+        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+        self._ropes = {rope: rope_tables(rope, spec.context_length) for rope in ropes}
         self._num_threads = num_threads
         self._blas = ThreadpoolController()
 

@@ -1,7 +1,8 @@
-"""`octavo inspect`: what a model file says of itself."""
+"""`octavo inspect`: what a model file or folder says of itself."""
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,22 +15,28 @@ from octavo.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from octavo.model.inspect import ModelDescription, TokenizerDescription
+    from octavo.model.description import ModelDescription, TokenizerDescription
 
 _GIB = 1 << 30
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A .gguf file, or the name of a pulled model.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A .gguf file, a Hugging Face folder, or the name of a pulled model (hf:org/repo)."
+        ),
+    ],
     *,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as one JSON object.")
     ] = False,
 ) -> None:
-    """Show what a model file holds, and what a token of KV costs.
+    """Show what a model file or folder holds, and what a token of KV costs.
 
-    Any well-formed GGUF file can be shown, also one that cannot be run.
+    Any well-formed GGUF file or Hugging Face folder can be shown, also one that cannot be run.
+    Nothing is fetched.
     """
     path = _find(model)
 
@@ -51,21 +58,24 @@ def inspect(
 
 
 def _find(name: str) -> Path:
-    """Return the file that is meant; nothing is fetched for a mere look."""
+    """Return the file or folder that is meant; nothing is fetched for a mere look."""
+    from octavo.model.remote.hub_name import HUB_PREFIX
     from octavo.model.store import KNOWN_MODELS, ensure_model, find_model
 
     path = find_model(name)
     if path is not None:
         return path
-    if name in KNOWN_MODELS:
-        raise ModelNotFoundError(f"{name} is not here yet; fetch it: octavo pull {name}")
+    if name in KNOWN_MODELS or name.startswith(HUB_PREFIX):
+        raise ModelNotFoundError(
+            f"{name} is not here yet; fetch it: octavo pull {shlex.quote(name)}"
+        )
     return ensure_model(name)  # tells what is known
 
 
 def _overview(model: "ModelDescription") -> "Table":
     """Return what there is to know in a line each."""
     facts = {
-        "file": f"{model.path} ({format_bytes(model.num_bytes)}, {model.format})",
+        "path": f"{model.path} ({format_bytes(model.num_bytes)}, {model.format})",
         "name": model.name or "(none)",
         "licence": model.licence or "(none given)",
         "architecture": model.architecture or "(none)",
@@ -92,9 +102,11 @@ def _tokenizer_line(tokenizer: "TokenizerDescription") -> str:
         f"{name} {token_id} {tokenizer.special_tokens.get(name, '(outside)')}"
         for name, token_id in tokenizer.special_ids.items()
     ]
+    rules = [] if tokenizer.pre is None else [f"rules {tokenizer.pre}"]
     return ", ".join(
         [
-            f"{tokenizer.model or '(none)'}, rules {tokenizer.pre or '(none)'}",
+            tokenizer.model or "(none)",
+            *rules,
             f"{tokenizer.num_tokens:,} tokens",
             f"{tokenizer.num_merges:,} merges",
             *specials,

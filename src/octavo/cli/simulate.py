@@ -1,5 +1,6 @@
 """`octavo simulate`: recorded traces through the production cache, under any eviction policy."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,11 @@ def simulate(
         raise ConfigError(
             f"concurrency is {concurrency}; only --rules engine holds blocks", param="concurrency"
         )
+    for output in (csv_file, plot_file):  # before the replay, whose results would be lost
+        if output is not None:
+            _check_writable(output)
+    if plot_file is not None and plot_file.suffix.lower() != ".png":
+        raise ConfigError(f"--plot writes PNG files, not {plot_file.name}; end it in .png")
     plan = Experiment(
         policies=[find_policy(name) for name in _split(policy, "policy")],
         capacities=_capacities(capacity),
@@ -99,11 +105,18 @@ def simulate(
 
     groups = [_run(plan, load(path)) for path in traces]
     results = [result for group in groups for result in group]
+    settings = {
+        "concurrency": concurrency,
+        "limit": limit,
+        "block_size": block_size,
+        "users": users,
+        "seed": seed,
+    }
     if csv_file is not None:
         from octavo.simulate.report import write_csv
 
         with csv_file.open("w", newline="", encoding="utf-8") as file:
-            write_csv(results, file)
+            write_csv(results, file, settings)
     if plot_file is not None:
         from octavo.simulate.plot import plot
 
@@ -111,9 +124,14 @@ def simulate(
     if as_json:
         from octavo.simulate.report import to_json
 
-        print(to_json(results))
+        print(to_json(results, settings))
         return
     _print(groups)
+
+
+def _check_writable(path: Path) -> None:
+    if not path.parent.is_dir() or path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: its folder is missing or not writable")
 
 
 def _run(plan: "Experiment", trace: "Trace") -> "list[Result]":

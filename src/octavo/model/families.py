@@ -94,6 +94,8 @@ class Family:
     hf_windows: Literal["none", "all", "upper", "pattern", "unrotated"] = "none"
     """Which layers are windowed: all; those from ``max_window_layers`` up; all but the last of
     every ``sliding_window_pattern``; those without RoPE."""
+    hf_partial_rope: bool = False
+    """Whether the class reads ``partial_rotary_factor``."""
     hf_query_scalar: bool = False
     """Whether q k^T is scaled by 1 / sqrt(``query_pre_attn_scalar``)."""
     hf_norm_plus_one: bool = False
@@ -167,6 +169,7 @@ FAMILIES: Final = (
         gguf_window_pattern=0,
         hf_names={**_HF_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
         hf_windows="all",
+        hf_partial_rope=True,
     ),
     Family(
         architecture="smollm3",

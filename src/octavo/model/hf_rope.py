@@ -32,33 +32,29 @@ def ropes_from_hf(
         parameters = new.child("full_attention")
     else:
         parameters = old if config.has("rope_scaling") else new
-    global_rope = _rope(parameters, config, theta, head_dim, context_length)
+    global_rope = _rope(parameters, config, family, theta, head_dim, context_length)
     if family.local_theta is None and not nested:
         return global_rope, global_rope
     theta = config.positive("rope_local_base_freq", family.local_theta or theta)
     local = new.child("sliding_attention")  # empty in the old style: never scaled
-    return global_rope, _rope(local, config, theta, head_dim, context_length)
+    return global_rope, _rope(local, config, family, theta, head_dim, context_length)
 
 
 def _rope(
-    parameters: Fields, config: Fields, theta: float, head_dim: int, context_length: int
+    parameters: Fields,
+    config: Fields,
+    family: Family,
+    theta: float,
+    head_dim: int,
+    context_length: int,
 ) -> RopeSpec:
     """Read one rope; ``theta`` is its base where the parameters have none."""
-    partial = parameters.positive(
-        "partial_rotary_factor", config.positive("partial_rotary_factor", 1.0)
-    )
-    dim = int(head_dim * partial)
-    if not 2 <= dim <= head_dim or dim % 2:
-        raise parameters.fault(
-            "partial_rotary_factor",
-            f"is {partial}, which rotates {dim} of a head's {head_dim} dimensions; "
-            "they must be even in number",
-        )
+    kind = parameters.string("rope_type", parameters.string("type", "default"))
+    dim = _rotated_dim(parameters, config, head_dim, family, kind)
     rope = RopeSpec(theta=parameters.positive("rope_theta", theta), dim=dim, layout="half")
     # Phi-3 has it outside, and there it is the one that counts.
     original = parameters.integer("original_max_position_embeddings", context_length)
     original = config.integer("original_max_position_embeddings", original)
-    kind = parameters.string("rope_type", parameters.string("type", "default"))
     if kind == "linear":
         rope = replace(rope, factors=(parameters.positive("factor"),) * (dim // 2))
     elif kind == "llama3":
@@ -78,6 +74,33 @@ def _rope(
         )
     parameters.refuse_unread()
     return rope
+
+
+def _rotated_dim(
+    parameters: Fields, config: Fields, head_dim: int, family: Family, kind: str
+) -> int:
+    """Return how many dimensions of a head are rotated.
+
+    Most classes of transformers rotate all. Without a scaling they do not look at
+    ``partial_rotary_factor``; with one they do, and fail unless it is 1.
+    """
+    key = "partial_rotary_factor"
+    fields = parameters if parameters.has(key) else config
+    partial = 1.0
+    if family.hf_partial_rope or kind != "default":
+        partial = fields.positive(key, 1.0)
+    if partial > 1:
+        raise fields.fault(key, f"is {partial}; it must be at most 1")
+    if partial < 1 and not family.hf_partial_rope:
+        raise fields.fault(key, f"is {partial}, which is not supported in this family")
+    dim = int(head_dim * partial)
+    if dim < 2 or dim % 2:
+        raise fields.fault(
+            key,
+            f"is {partial}, which rotates {dim} of a head's {head_dim} dimensions; "
+            "they must be even in number",
+        )
+    return dim
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:

@@ -7,6 +7,7 @@ not honoured here is refused by name.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from octavo.model.families import BY_HF_CLASS, Family, build_layers
@@ -144,8 +145,11 @@ def _layers(
 
 def _rotated(fields: Fields, family: Family, num_layers: int) -> list[bool]:
     """Return which layers have RoPE."""
-    if family.unrotated_step is not None and fields.has("no_rope_layers"):  # a 1 is: it has
-        return [bool(value) for value in fields.items("no_rope_layers", num_layers)]
+    if family.unrotated_step is not None:
+        if fields.has("no_rope_layers"):  # a 1 is: it has
+            return [bool(value) for value in fields.items("no_rope_layers", num_layers)]
+        step = fields.integer("no_rope_layer_interval", family.unrotated_step)
+        family = replace(family, unrotated_step=step)
     return [family.is_rotated(layer) for layer in range(num_layers)]
 
 

@@ -159,8 +159,11 @@ def ensure_model(
         return pull(text, known=known)
     there = os.path.expanduser(text)
     if os.path.isdir(there):
-        problem = "is a directory without a config.json"
-    elif os.path.exists(there):
+        raise ModelNotFoundError(
+            f"{text!r} is a directory without a config.json, so no Hugging Face folder; a model "
+            "is a folder that has one, or a .gguf file, named by its own path"
+        )
+    if os.path.exists(there):
         problem = "is not a regular file"
     else:
         problem = "is neither a file here nor a known model"

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from octavo.errors import ModelFileError
 from octavo.model.families import BY_ARCHITECTURE
 from octavo.model.files.quants import BLOCK_LAYOUTS
@@ -96,9 +98,13 @@ def hf_weights(
             plus_one=family.hf_norm_plus_one and name.endswith("norm.weight"),
         )
     unused = [name for name in tensors if name.endswith(_HF_BUFFERS)]
+    head = f"{family.hf_names['output']}.weight"
     if spec.tied_embeddings:  # some files repeat the embedding
-        unused.append(f"{family.hf_names['output']}.weight")
-    return _find(places, tensors, unused, path)
+        unused.append(head)
+    found = _find(places, tensors, unused, path)
+    if spec.tied_embeddings and head in tensors:
+        _require_equal(tensors[head], found["token_embd.weight"], path)
+    return found
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -194,6 +200,20 @@ def _find(
         tail = f"; and {more} more" if more > 0 else ""
         raise ModelFileError(f"the tensors do not fit the model: {shown}{tail}", path=path)
     return {name: place.view(tensors[place.name]) for name, place in places.items()}
+
+
+def _require_equal(head: Tensor, embedding: Tensor, path: str | os.PathLike[str]) -> None:
+    """Refuse a head that is not the embedding it is said to be: readers differ in which wins."""
+    if head.type is embedding.type:
+        equal = np.array_equal(head.data, embedding.data)
+    else:
+        equal = np.array_equal(head.dequantize(), embedding.dequantize())
+    if not equal or head.shape != embedding.shape:
+        raise ModelFileError(
+            f"tie_word_embeddings is true, given or by default, but {head.name} differs from "
+            f"{embedding.name}; set it to false in config.json, or leave out the tensor",
+            path=path,
+        )
 
 
 def _fault(place: _Place, tensor: Tensor | None) -> str | None:

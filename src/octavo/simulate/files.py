@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _REQUIRED: Any = object()
 
 
+MAX_RUN = 1 << 24
+"""Keys that one line may stand for by a first and a count: what it costs must be bounded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a file, without its end."""

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from octavo.errors import TraceError
-from octavo.simulate.files import Line, read_lines, stem_and_format
+from octavo.simulate.files import MAX_RUN, Line, read_lines, stem_and_format
 from octavo.simulate.sessions import load_sessions
 from octavo.simulate.text import load_text
 from octavo.simulate.trace import KeyTrace, LengthTrace, PromptTrace, RequestLengths, TraceRequest
@@ -135,12 +135,12 @@ def _load_lis(path: Path, name: str, limit: int | None) -> KeyTrace:
     keys: list[int] = []
     for line in read_lines(path):
         start, count, *_ = line.ints(2)
-        if count < 1:
-            raise line.error(f"the count is {count}; it must be at least 1")
+        if not 1 <= count <= MAX_RUN:
+            raise line.error(f"the count is {count}; it must be from 1 to {MAX_RUN}")
         keys.extend(range(start, start + count))
         if limit is not None and len(keys) >= limit:
             break
-    return KeyTrace(name, keys[:limit])
+    return KeyTrace(name, _some(keys[:limit], path))
 
 
 def _load_lirs(path: Path, name: str, limit: int | None) -> KeyTrace:
@@ -152,7 +152,14 @@ def _load_lirs(path: Path, name: str, limit: int | None) -> KeyTrace:
         if len(numbers) > 1:
             raise line.error(f"one number was expected, not {len(numbers)}")
         keys.append(numbers[0])
-    return KeyTrace(name, keys)
+    return KeyTrace(name, _some(keys, path))
+
+
+def _some(keys: list[int], path: Path) -> list[int]:
+    """Return ``keys``; raises `TraceError` where there is none."""
+    if not keys:
+        raise TraceError(f"{path} is empty: it refers to no key")
+    return keys
 
 
 # Column names of the public traces, and what turns a cell of the first into seconds.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.simulate.experiment import INFINITE, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import TextIO
 
     from octavo.simulate.experiment import Result
@@ -62,14 +62,14 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     ]
 
 
-def to_json(results: Sequence[Result]) -> str:
-    """Return all results as one JSON list."""
-    return json.dumps([result.record() for result in results], indent=1)
+def to_json(results: Sequence[Result], settings: Mapping[str, object]) -> str:
+    """Return all results as one JSON list, each with the ``settings`` that it was got under."""
+    return json.dumps([{**result.record(), **settings} for result in results], indent=1)
 
 
-def write_csv(results: Sequence[Result], file: TextIO) -> None:
-    """Write a header and a line for each result."""
-    records = [result.record() for result in results]
+def write_csv(results: Sequence[Result], file: TextIO, settings: Mapping[str, object]) -> None:
+    """Write a header and a line for each result, with the ``settings`` that it was got under."""
+    records = [{**result.record(), **settings} for result in results]
     writer = csv.DictWriter(file, fieldnames=list(records[0]) if records else [])
     writer.writeheader()
     writer.writerows(records)

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from octavo.simulate.files import Fields, read_lines
+from octavo.simulate.files import MAX_RUN, Fields, read_lines
 from octavo.simulate.trace import PromptTrace, TraceRequest
 
 if TYPE_CHECKING:
@@ -118,10 +118,12 @@ class _Session:
         parent = None
         for pair in pairs:
             match pair:
-                case [int(first), int(count)] if first >= 0 and count > 0:
+                case [int(first), int(count)] if first >= 0 and 0 < count <= MAX_RUN:
                     pass
                 case _:
-                    raise self._line.error(f"{pair!r} is not [first id, count]")
+                    raise self._line.error(
+                        f"{pair!r} is not [first id, count], the count from 1 to {MAX_RUN}"
+                    )
             if self._parents.setdefault(first, parent) != parent:
                 raise self._line.error(
                     f"id {first} follows {parent} here and {self._parents[first]} before: "

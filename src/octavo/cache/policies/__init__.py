@@ -30,10 +30,14 @@ def find_policy(name: str) -> type[EvictionPolicy]:
         raise _refused(name, f"known are {', '.join(sorted(POLICIES))}, and module:Class")
     try:
         found = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise _refused(name, f"it cannot be imported: {error}") from None
+    except ImportError as error:
+        raise _refused(name, f"{error} (PYTHONPATH=. finds modules in this folder)") from None
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise _refused(name, f"it cannot be imported: {error!r}") from error
     if not (isinstance(found, type) and issubclass(found, EvictionPolicy)):
         raise _refused(name, "it is not a class derived from octavo.cache.eviction.EvictionPolicy")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise _refused(name, f"it lacks {', '.join(missing)}")
     return found
 
 

@@ -63,6 +63,8 @@ def _from_json(path: Path, config: FolderConfig) -> TokenizerParts:
     model = entry(file, "model", dict, {}, where)
     _check_model(model, where)
     vocabulary: dict[str, int] = dict(entry(model, "vocab", dict, {}, where))
+    if not vocabulary:
+        raise ModelFileError(f"{where}: the model has no vocabulary")
     if set(map(type, vocabulary.values())) - {int}:
         raise ModelFileError(f"{where}: the vocabulary has an id that is not a number")
     added = _added_tokens(file, config, vocabulary, where)
@@ -76,15 +78,14 @@ def _from_json(path: Path, config: FolderConfig) -> TokenizerParts:
         )
     tokens, types = _by_id(vocabulary, added, config.num_rows(), by_fallback, where)
     control = [t for t in added if t.is_control]
-    for token in control:
-        vocabulary.pop(token.content, None)
+    left_out = {t.content for t in control if vocabulary.pop(t.content, None) is not None}
     plain = [t for t in added if not t.is_control]
     vocabulary |= {t.content: t.token_id for t in plain}  # so that the library keeps their ids
     bos, eos = config.literal("bos"), config.literal("eos")
     return TokenizerParts(
         tokens,
         types,
-        _encoders(file, model, vocabulary, plain, where),
+        _encoders(file, model, vocabulary, left_out, plain, where),
         spm_bytes if by_fallback else byte_level_bytes,
         named_ids := _named_ids(config, tokens),
         config.end_ids(len(tokens)),
@@ -136,8 +137,6 @@ def _by_id(
 ) -> tuple[list[str], list[int]]:
     """The tokens and their types by id; an id without a token is unused."""
     ids = [*vocabulary.values(), *(t.token_id for t in added)]
-    if not ids:
-        raise ModelFileError(f"{where}: the vocabulary is empty")
     size = max(max(ids) + 1, num_rows)
     if min(ids) < 0 or max(ids) > 2 * len(ids) + 1024:
         raise ModelFileError(f"{where}: {len(ids)} tokens have ids from {min(ids)} to {max(ids)}")
@@ -161,6 +160,7 @@ def _encoders(
     file: dict[str, Any],
     model: dict[str, Any],
     vocabulary: dict[str, int],
+    left_out: set[str],
     plain: list[AddedToken],
     where: str,
 ) -> Encoders:
@@ -169,7 +169,7 @@ def _encoders(
         vocabulary,
         merge_pairs(entry(model, "merges", list, [], where), f"{where}: merges"),
         f"{where}: merges",
-        drop_unknown=True,  # what makes a control token is left out with it
+        left_out=left_out,
         byte_fallback=entry(model, "byte_fallback", bool, False, where),
         ignore_merges=entry(model, "ignore_merges", bool, False, where),
     )

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, compress, repeat
+from itertools import chain, compress, count, repeat
+from operator import not_
 from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import models
@@ -15,7 +16,7 @@ from tokenizers import models
 from octavo.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import tokenizers
 
@@ -120,7 +121,7 @@ def byte_pair_model(
     pairs: list[tuple[str, str]],
     where: str,
     *,
-    drop_unknown: bool = False,
+    left_out: Collection[str] = (),
     byte_fallback: bool = False,
     ignore_merges: bool = False,
 ) -> models.BPE:
@@ -128,24 +129,31 @@ def byte_pair_model(
 
     Raises ModelFileError where a merge's part or result is not in the vocabulary; ``where`` names
     the merges. The result is looked up here, the parts by the library, which is quicker at it but
-    panics where a result is missing. A merge with an unknown result is left out instead, if
-    ``drop_unknown``.
+    panics where a result is missing. Of ``left_out``, the tokens that were taken out of the
+    vocabulary, a merge that makes one is left out with it.
     """
     results = list(map("".join, pairs))
     known = list(map(vocabulary.__contains__, results))
-    if not all(known):
-        if not drop_unknown:
-            n = known.index(False)
-            raise ModelFileError(
-                f"{where}[{n}] is {' '.join(pairs[n])!r}, but {results[n]!r} is not a plain token"
-            )
-        pairs = list(compress(pairs, known))
+    for n in compress(count(), map(not_, known)):
+        if results[n] not in left_out:
+            raise _not_a_token(n, pairs, results[n], where)
+    kept = pairs if all(known) else list(compress(pairs, known))
     try:
         return models.BPE(
-            vocabulary, pairs, byte_fallback=byte_fallback, ignore_merges=ignore_merges
+            vocabulary, kept, byte_fallback=byte_fallback, ignore_merges=ignore_merges
         )
     except Exception as error:  # the library has no narrower class
+        for n in compress(count(), known):
+            for part in pairs[n]:
+                if part not in vocabulary:
+                    raise _not_a_token(n, pairs, part, where) from None
         raise ModelFileError(f"{where} cannot be used: {error}") from error
+
+
+def _not_a_token(n: int, pairs: list[tuple[str, str]], token: str, where: str) -> ModelFileError:
+    return ModelFileError(
+        f"{where}[{n}] is {' '.join(pairs[n])!r}, but {token!r} is not a plain token"
+    )
 
 
 def check_unicode(tokens: Iterable[str], where: str) -> None:
