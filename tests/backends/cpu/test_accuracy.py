@@ -15,7 +15,7 @@ from octavo.backends.reference import ReferenceBackend
 from octavo.model.loader import load_model
 from octavo.model.spec import RopeSpec
 
-TEXT = Path(__file__).parents[3] / "shared" / "text" / "tinyshakespeare_400k.txt.gz"
+TEXT = Path(__file__).parents[4] / "shared" / "text" / "tinyshakespeare_400k.txt.gz"
 
 
 def error(x, y):
