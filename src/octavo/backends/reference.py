@@ -7,6 +7,7 @@ float32 and read back as stored, the step's own tokens included.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -59,7 +60,9 @@ class ReferenceBackend:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_clamped = 0
-        self._weights = {name: tensor.dequantize() for name, tensor in tensors.items()}
+        with ThreadPoolExecutor(num_threads) as pool:  # NumPy lets go of the interpreter's lock
+            weights = pool.map(lambda tensor: tensor.dequantize(), tensors.values())
+            self._weights: dict[str, Array] = dict(zip(tensors, weights, strict=True))
         shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, kv_dtype)  # by slot; untouched pages cost no memory
         self.values = np.zeros(shape, kv_dtype)
