@@ -35,7 +35,9 @@ class EngineConfig:
     Raises `ConfigError` (a ``ValueError``) for a value out of range, naming the field and limit.
     """
 
-    model: str = _setting(DEFAULT_MODEL, "A known model's name, or the path of a .gguf file.")
+    model: str = _setting(
+        DEFAULT_MODEL, "A known model's name, hf:org/repo, or the path of a .gguf file or a folder."
+    )
     backend: str = _setting(
         "reference", "Who computes: reference (plain NumPy), or cpu (compiled kernels)."
     )

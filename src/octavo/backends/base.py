@@ -40,7 +40,9 @@ class InputBatch:
     slot_mapping: NDArray[np.int32]  # [num_tokens], or NO_SLOT
     query_start_loc: NDArray[np.int32]  # [num_seqs + 1]
     seq_lens: NDArray[np.int32]  # [num_seqs]
-    block_tables: NDArray[np.int32]  # [num_seqs, most blocks of a sequence], padded with 0
+    # [num_seqs, most blocks of a sequence], padded with 0; -1 for a block that has left every
+    # layer's window and is not to be read
+    block_tables: NDArray[np.int32]
     logits_indices: NDArray[np.int32]  # [num_rows], the tokens whose logits are wanted
 
     @property

@@ -17,7 +17,8 @@ The life of a key:
 Two rules bind every policy. A key that some request holds is never named, and a parent is never
 named before its children: whoever holds a block holds its ancestors, and a chain is let go tail
 first, so that in any one list ordered by time of release the oldest entry is a leaf. A policy that
-orders otherwise asks `CacheOwner.is_leaf`.
+orders otherwise asks `CacheOwner.is_leaf`. (Where every layer has a sliding window the second rule
+is off: requests let go of their beginnings first, and any block that nobody holds may die.)
 """
 
 from __future__ import annotations

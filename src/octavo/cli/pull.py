@@ -1,4 +1,4 @@
-"""`octavo pull`: fetch a known model."""
+"""`octavo pull`: fetch a known model, or one of the Hugging Face Hub."""
 
 from typing import Annotated
 
@@ -9,7 +9,11 @@ from octavo.config import DEFAULT_MODEL
 
 def pull(
     name: Annotated[
-        str, typer.Argument(help="A known model; `octavo models` lists them.")
+        str,
+        typer.Argument(
+            help="A known model (`octavo models` lists them), or "
+            "hf:org/repo[@revision][:quant-or-file] of the Hugging Face Hub."
+        ),
     ] = DEFAULT_MODEL,
     *,
     force: Annotated[
@@ -18,7 +22,9 @@ def pull(
 ) -> None:
     """Fetch a model, check it, and print where it is.
 
-    The folder is ~/.cache/octavo/models; OCTAVO_HOME moves it.
+    Known models go to ~/.cache/octavo/models (OCTAVO_HOME moves it); hf: models to the Hugging
+    Face cache (HF_HUB_CACHE). HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured; hf: needs
+    `pip install 'octavo[hf]'`.
     """
     from octavo.model.store import pull as pull_model
 

@@ -12,7 +12,7 @@ from octavo.cli.terminal import say, table, table_console
 
 def selftest(
     model: Annotated[
-        str, typer.Argument(help="A known model's name, or the path of a .gguf file.")
+        str, typer.Argument(help="A known model's name, or the path of a model.")
     ] = "smollm2",
     *,
     num_threads: Annotated[

@@ -35,7 +35,8 @@ class LLM:
     """A model with its engine, for use from one thread.
 
     Args:
-        model: a known model's name, pulled on first use, or the path of a ``.gguf`` file.
+        model: a known model's name or ``hf:org/repo``, pulled on first use, or the path of a
+            ``.gguf`` file or a Hugging Face folder.
         config: the settings of `EngineConfig`, by name.
 
     Raises `ConfigError` for a setting that cannot be honoured and `ModelError` for a model that
