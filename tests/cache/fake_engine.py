@@ -7,6 +7,7 @@ preempt, resume) and watches every decision. Nothing of the production cache is 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,14 @@ class FakeEngine:
 
     def is_leaf(self, key):
         return self.children[key] == 0
+
+    def num_leaves(self, keys):
+        gone = Counter()
+        for i, key in enumerate(keys):
+            if self.children[key] != gone[key]:
+                return i
+            gone[self.parents[key]] += 1
+        return len(keys)
 
     def parent(self, key):
         return self.parents[key]

@@ -538,7 +538,7 @@ def test_clear_forgets_what_nobody_holds_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda c, r: c.policy._idle.clear(), "the policy counts 0"),
+        (lambda c, r: c.policy._idle.keys.clear(), "the policy counts 0"),
         (lambda c, r: r.block_table.reverse(), "holds a block that its key does not"),
         (lambda c, r: r.block_table.pop(), "reference counts are not"),
         (lambda c, r: c.tree.get(r.block_keys[0]).__setattr__("num_children", 5), "children"),

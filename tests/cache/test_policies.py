@@ -22,6 +22,9 @@ class Flat:
     def is_leaf(self, key):
         return True
 
+    def num_leaves(self, keys):
+        return len(keys)
+
     def parent(self, key):
         return None
 
@@ -256,25 +259,25 @@ class TestARC(PolicyContract):
         policy = at_a_tie()
         assert policy.evict(1, "x") == ["b"]
         policy = at_a_tie()
-        policy._b2["x"] = None
+        policy._b2.extend("x")
         policy.on_miss("x")
         policy.target_t1 = 1.0
         assert policy.evict(1, "x") == ["a"]
 
     def test_the_target_stays_between_nothing_and_the_capacity(self):
         policy = flat(ARC, 2)
-        policy._b1.update(dict.fromkeys("abcdef"))
+        policy._b1.extend("abcdef")
         for key in "abcdef":
             policy.on_miss(key)
         assert policy.target_t1 == 2.0
-        policy._b2.update(dict.fromkeys("uvwxyz"))
+        policy._b2.extend("uvwxyz")
         for key in "uvwxyz":
             policy.on_miss(key)
         assert policy.target_t1 == 0.0
 
     def test_the_ancestors_of_a_ghost_enter_t2_with_it(self):
         policy = flat(ARC, 8)
-        policy._b1["c"] = None
+        policy._b1.extend("c")
         add(policy, "abcd")
         assert list(policy._t2) == ["c", "b", "a"]
         assert list(policy._t1) == ["d"]
@@ -283,7 +286,7 @@ class TestARC(PolicyContract):
         policy = flat(ARC, 8)
         add(policy, "a")
         policy.on_hit("a", promote=False)
-        policy._b1["b"] = None
+        policy._b1.extend("b")
         policy.on_miss("b")
         policy.on_insert("b", "a")
         assert policy.lists() == {"t1": 2, "t2": 0, "b1": 0, "b2": 0}

@@ -113,6 +113,7 @@ def test_limit_and_concurrency_and_rules(trace):
     args = (trace, "--policy", "lru", "--capacity", "10", "--json", "--no-bounds")
     assert json.loads(run(*args, "--limit", "1").stdout)[0]["references"] == 3
     assert json.loads(run(*args, "--concurrency", "2").stdout)[0]["hits"] == 5
+    assert json.loads(run(*args, "--policy", "min,lru").stdout)[1]["policy"] == "min"
     assert json.loads(run(*args, "--rules", "reverse").stdout)[0]["rules"] == "reverse"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.cache.policies import POLICIES, find_policy
-from octavo.errors import TraceError
+from octavo.errors import ConfigError, TraceError
 from octavo.simulate.experiment import Experiment
 from octavo.simulate.loaders import load_trace
 from octavo.simulate.optimal import min_hits
@@ -138,6 +138,7 @@ def test_room_is_made_by_letting_the_oldest_go():
     replay = engine(4, concurrency=8)
     assert admit(replay, request("a", "b"), request("c", "d"), request("e", "f", "g")) == [0, 0, 0]
     assert [job.block_keys for job in replay._holding] == [["e", "f", "g"]]
+    assert replay.counts.let_go_early == 2
     replay.cache.check_invariants(list(replay._holding))
 
 
@@ -184,6 +185,18 @@ class TestExperiment:
         assert ("lru", 2, "keys", 2) in found
         assert ("infinite", None, "bound", 2) in found
 
+    def test_a_policy_from_outside_answers_for_its_faults(self):
+        class Broken(POLICIES["lru"]):
+            __module__ = "somebody.else"
+            name = "broken"
+
+            def victims(self, count, incoming):
+                raise KeyError("lost")
+
+        for trace in (self.prompts, self.keys):
+            with pytest.raises(ConfigError, match=r"'broken' of somebody\.else failed .*lost"):
+                self.run(trace, policies=[Broken])
+
     def test_without_bounds(self):
         assert [r.policy for r in self.run(self.keys, with_bounds=False)] == ["lru", "arc"] * 2
 
@@ -203,5 +216,6 @@ class TestExperiment:
         assert record == {
             "trace": "p", "policy": "lru", "capacity": 3, "references": 6, "hits": 3,
             "hit_rate": 0.5, "tokens": 96, "token_hits": 48, "token_hit_rate": 0.5,
-            "evictions": 0, "requests": 3, "refused": 0, "rules": "engine",
+            "evictions": 0, "requests": 3, "refused": 0, "let_go_early": 0,
+            "rules": "engine", "mix": None,
         }  # fmt: skip

@@ -36,6 +36,9 @@ class CacheOwner(Protocol):
     def is_leaf(self, key: Hashable) -> bool:
         """Return whether no cached block continues the block of ``key``."""
 
+    def num_leaves(self, keys: Sequence[Hashable]) -> int:
+        """Return how many of ``keys``, from the first on, are leaves once those before are gone."""
+
     def parent(self, key: Hashable) -> Hashable | None:
         """Return the key before ``key``, None if it starts a prompt."""
 

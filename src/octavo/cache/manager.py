@@ -261,6 +261,10 @@ class KVCacheManager:
         """
         return self.window is not None or self.tree.is_leaf(key)
 
+    def num_leaves(self, keys: Sequence[Hashable]) -> int:
+        """Return how many of ``keys``, from the first on, may be given up one after another."""
+        return self.tree.num_leaves(keys) if self.window is None else len(keys)
+
     def parent(self, key: Hashable) -> Hashable | None:
         """Return the key of the block before that of ``key``, None at the start of a prompt."""
         return self.tree.parent(key)

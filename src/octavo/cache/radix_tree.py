@@ -130,6 +130,18 @@ class RadixTree:
         """Return whether nothing continues the block of ``key``."""
         return self._nodes[key].num_children == 0
 
+    def num_leaves(self, keys: Sequence[Hashable]) -> int:
+        """Return how many of ``keys``, from the first on, are leaves once those before are gone."""
+        gone: dict[Node, int] = {}
+        for i, key in enumerate(keys):
+            node = self._nodes[key]
+            if node.num_children and node.num_children != gone.get(node, 0):
+                return i
+            parent = node.parent
+            if parent is not None:
+                gone[parent] = gone.get(parent, 0) + 1
+        return len(keys)
+
     def check_invariants(self, pool: BlockPool | None) -> None:
         """Raise `InvariantError` unless links, counts and blocks agree, recomputed from scratch.
 

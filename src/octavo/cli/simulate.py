@@ -69,7 +69,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay recorded traces through the cache, and report what each policy would have hit."""
-    from octavo.simulate.experiment import RULES, Experiment
+    from octavo.simulate.experiment import MIN, RULES, Experiment
 
     if rules not in RULES:
         raise ConfigError(f"rules is {rules!r}; known are {', '.join(RULES)}", param="rules")
@@ -82,12 +82,14 @@ def simulate(
             _check_writable(output)
     if plot_file is not None and plot_file.suffix.lower() != ".png":
         raise ConfigError(f"--plot writes PNG files, not {plot_file.name}; end it in .png")
+    asked = _split(policy, "policy")
+    names = [name for name in asked if name != MIN]  # a bound, computed without being asked for
     plan = Experiment(
-        policies=[find_policy(name) for name in _split(policy, "policy")],
+        policies=[find_policy(name) for name in names],
         capacities=_capacities(capacity),
         concurrency=concurrency,
         rules=rules,
-        with_bounds=bounds,
+        with_bounds=bounds or MIN in asked,
     )
 
     def load(path: Path) -> "Trace":
@@ -156,7 +158,8 @@ def _print(groups: "list[list[Result]]") -> None:
     console = table_console()
     for group in groups:
         references = group[0].counts.references
-        title = f"{harmless(group[0].trace)}: {references:,} references"
+        mix = f"; {group[0].mix}" if group[0].mix else ""
+        title = f"{harmless(group[0].trace)}: {references:,} references{mix}"
         made = table(*COLUMNS, numeric=tuple(c for c in COLUMNS if c != "policy"), title=title)
         for cells in rows(group):
             made.add_row(*cells)

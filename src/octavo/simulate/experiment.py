@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import TraceError
+from octavo.errors import ConfigError, TraceError
 from octavo.simulate.optimal import min_hits
 from octavo.simulate.plain import PlainCache
 from octavo.simulate.replay import EngineReplay, InfiniteReplay, PlainReplay, ReplayCounts
@@ -42,6 +43,8 @@ class Result:
     rules: str
     """``keys`` for a trace of bare keys, else one of `RULES`; ``bound`` for a bound."""
     counts: ReplayCounts
+    mix: str = ""
+    """In which order the requests came, where the file leaves that open."""
 
     @property
     def hit_rate(self) -> float:
@@ -70,7 +73,9 @@ class Result:
             "evictions": None if self.policy in (MIN, INFINITE) else counts.evictions,
             "requests": counts.requests or None,
             "refused": counts.refused if counts.requests else None,
+            "let_go_early": counts.let_go_early if counts.requests else None,
             "rules": self.rules,
+            "mix": self.mix or None,
         }
 
 
@@ -107,13 +112,8 @@ class Experiment:
         keys, name = trace.keys, trace.name
         for capacity in self.capacities:
             for policy in self.policies:
-                cache = PlainCache(capacity, policy)
-                counts = ReplayCounts(references=len(keys))
-                rest = iter(keys)
-                while chunk := list(islice(rest, 100 * _STRIDE)):
-                    counts.hits += cache.replay(chunk)
-                    self.progress(len(chunk))
-                counts.evictions = cache.num_evictions
+                with _blamed_on(policy):
+                    counts = self._replay_keys(keys, PlainCache(capacity, policy))
                 yield Result(name, policy.name, capacity, "keys", counts)
             if self.with_bounds and len(keys) <= MAX_REFERENCES_FOR_MIN:
                 counts = ReplayCounts(references=len(keys), hits=min_hits(keys, capacity))
@@ -122,18 +122,28 @@ class Experiment:
             counts = ReplayCounts(references=len(keys), hits=len(keys) - len(set(keys)))
             yield Result(name, INFINITE, None, "bound", counts)
 
+    def _replay_keys(self, keys: Sequence[int], cache: PlainCache) -> ReplayCounts:
+        counts = ReplayCounts(references=len(keys))
+        rest = iter(keys)
+        while chunk := list(islice(rest, 100 * _STRIDE)):
+            counts.hits += cache.replay(chunk)
+            self.progress(len(chunk))
+        counts.evictions = cache.num_evictions
+        return counts
+
     def _run_prompts(self, trace: PromptTrace) -> Iterator[Result]:
         bounds = self._bounds(trace) if self.with_bounds else None
         for capacity in self.capacities:
             for policy in self.policies:
-                counts = self._replay(trace, self._cache(trace, capacity, policy))
-                yield Result(trace.name, policy.name, capacity, self.rules, counts)
+                with _blamed_on(policy):
+                    counts = self._replay(trace, self._cache(trace, capacity, policy))
+                yield Result(trace.name, policy.name, capacity, self.rules, counts, trace.mix)
             if bounds is not None and bounds.keys is not None:
                 counts = ReplayCounts(references=bounds.infinite.references)
                 counts.hits = min_hits(bounds.keys, capacity, may_bypass=True)
-                yield Result(trace.name, MIN, capacity, "bound", counts)
+                yield Result(trace.name, MIN, capacity, "bound", counts, trace.mix)
         if bounds is not None:
-            yield Result(trace.name, INFINITE, None, "bound", bounds.infinite)
+            yield Result(trace.name, INFINITE, None, "bound", bounds.infinite, trace.mix)
 
     def _cache(self, trace: PromptTrace, capacity: int, policy: type[EvictionPolicy]) -> Replay:
         size = trace.block_size
@@ -162,6 +172,22 @@ class Experiment:
         if infinite.counts.references <= MAX_REFERENCES_FOR_MIN:
             keys = list(chain.from_iterable(request.blocks for request in trace.requests))
         return _Bounds(infinite.counts, keys)
+
+
+@contextmanager
+def _blamed_on(policy: type[EvictionPolicy]) -> Iterator[None]:
+    """Say whose fault it is if a policy from outside breaks the contract."""
+    try:
+        yield
+    except Exception as error:
+        if policy.__module__.partition(".")[0] == "octavo":
+            raise
+        raise ConfigError(
+            f"the policy {policy.name!r} of {policy.__module__} failed with "
+            f"{type(error).__name__}: {error}; docs/write-a-policy.md has the contract, and a test "
+            "class that finds what breaks it",
+            param="policy",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

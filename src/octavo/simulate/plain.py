@@ -62,6 +62,10 @@ class PlainCache:
         """Return True: no key continues another."""
         return True
 
+    def num_leaves(self, keys: Sequence[Hashable]) -> int:
+        """Return how many there are: no key continues another."""
+        return len(keys)
+
     def parent(self, key: Hashable) -> None:
         """Return None: no key continues another."""
 

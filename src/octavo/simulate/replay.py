@@ -34,6 +34,8 @@ class ReplayCounts:
     tokens: int = 0
     token_hits: int = 0
     evictions: int = 0
+    let_go_early: int = 0
+    """Requests that gave up their blocks before ``concurrency`` others came, for want of room."""
 
     def add(self, request: TraceRequest, num_hits: int, block_size: int) -> None:
         """Count one request, ``num_hits`` of whose blocks were found."""
@@ -91,6 +93,7 @@ class EngineReplay:
         if blocks:
             while not cache.allocate(job, len(blocks) - match.num_tokens, match):
                 cache.free(holding.popleft())
+                self.counts.let_go_early += 1
             job.num_computed_tokens = len(blocks)
             cache.publish(job)
             holding.append(job)

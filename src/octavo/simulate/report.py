@@ -43,6 +43,12 @@ def definitions(results: Sequence[Result]) -> list[str]:
     sentences += [text for name, text in _WORDS.items() if any(r.policy == name for r in results)]
     if any(result.counts.refused for result in results):
         sentences.append("refused: prompts longer than the cache; all their blocks are misses.")
+    if any(result.counts.let_go_early for result in results):
+        most = max(result.counts.let_go_early for result in results)
+        sentences.append(
+            f"Where the cache had no room for so many at a time, up to {most:,} requests let their "
+            "blocks go before their turn."
+        )
     return sentences
 
 

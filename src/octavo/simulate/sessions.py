@@ -83,7 +83,8 @@ def load_sessions(
         if session.requests:
             sessions.append(session.requests)
     random.Random(seed).shuffle(sessions)
-    return PromptTrace(name, block_size, _Mix(_mix(sessions, users)[:limit]))
+    mix = f"{users} sessions at a time, seed {seed}"
+    return PromptTrace(name, block_size, _Mix(_mix(sessions, users)[:limit]), mix)
 
 
 class _Session:

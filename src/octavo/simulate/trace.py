@@ -39,6 +39,8 @@ class PromptTrace:
     name: str
     block_size: int
     requests: Collection[TraceRequest]
+    mix: str = ""
+    """In which order the requests come, where the file leaves that open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from octavo.cache.eviction import EvictionPolicy
+from octavo.cache.policies.key_queue import KeyQueue
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -35,10 +35,10 @@ class ARC(EvictionPolicy):
     def __init__(self, capacity: int, owner: CacheOwner) -> None:
         super().__init__(capacity, owner)
         self.target_t1 = 0.0
-        self._t1: OrderedDict[Hashable, None] = OrderedDict()
-        self._t2: OrderedDict[Hashable, None] = OrderedDict()
-        self._b1: OrderedDict[Hashable, None] = OrderedDict()
-        self._b2: OrderedDict[Hashable, None] = OrderedDict()
+        self._t1 = KeyQueue()
+        self._t2 = KeyQueue()
+        self._b1 = KeyQueue()
+        self._b2 = KeyQueue()
         self._held: dict[Hashable, bool] = {}
         """What some request holds, and whether it is in t2."""
         self._pending: dict[Hashable, bool] = {}
@@ -49,28 +49,32 @@ class ARC(EvictionPolicy):
     @property
     def num_evictable(self) -> int:
         """How many keys `evict` could name, one after another."""
-        return len(self._t1) + len(self._t2)
+        return len(self._t1.keys) + len(self._t2.keys)
 
     def on_miss(self, keys: Sequence[Hashable]) -> None:
         """Learn from the ghosts among ``keys``; they, and their ancestors, will enter t2."""
-        b1, b2, pending = self._b1, self._b2, self._pending
-        if b1.keys().isdisjoint(keys) and b2.keys().isdisjoint(keys):
+        b1, b2, pending = self._b1.keys, self._b2.keys, self._pending
+        if b1.isdisjoint(keys) and b2.isdisjoint(keys):
             return
-        last = 0
+        num_b1, num_b2, target, last = len(b1), len(b2), self.target_t1, 0
+        from_b1, from_b2 = [], []
         for i, key in enumerate(keys):
             if key in b1:
-                step = max(1.0, len(b2) / len(b1))
-                self.target_t1 = min(self.target_t1 + step, float(self.capacity))
-                del b1[key]
+                target = min(target + max(1.0, num_b2 / num_b1), float(self.capacity))
+                num_b1 -= 1
+                from_b1.append(key)
                 pending[key] = False
             elif key in b2:
-                step = max(1.0, len(b1) / len(b2))
-                self.target_t1 = max(self.target_t1 - step, 0.0)
-                del b2[key]
+                target = max(target - max(1.0, num_b1 / num_b2), 0.0)
+                num_b2 -= 1
+                from_b2.append(key)
                 pending[key] = True
             else:
                 continue
             last = i
+        self.target_t1 = target
+        self._b1.remove(from_b1)
+        self._b2.remove(from_b2)
         for key in keys[:last]:
             pending.setdefault(key, False)
 
@@ -91,30 +95,37 @@ class ARC(EvictionPolicy):
 
     def on_hit(self, keys: Sequence[Hashable], *, promote: bool) -> None:
         """Hold ``keys``, in t2 from now on if this is a sign of frequency."""
-        t1, t2, held = self._t1, self._t2, self._held
+        t1, t2, held = self._t1.keys, self._t2.keys, self._held
+        was_t1 = [key for key in keys if key in t1]
+        was_t2 = [key for key in keys if key in t2]
         num_promoted = 0
-        for key in keys:
-            if key in t2:
-                del t2[key]
-                held[key] = True
-            elif key in t1:
-                del t1[key]
-                held[key] = promote
-                num_promoted += promote
-            elif promote and not held[key]:
-                held[key] = True
-                num_promoted += 1
+        if promote:
+            num_promoted = len(was_t1)
+            if len(was_t1) + len(was_t2) < len(keys):
+                num_promoted += sum(1 for key in keys if held.get(key) is False)
+            held.update(dict.fromkeys(keys, True))
+        else:
+            held.update(dict.fromkeys(was_t1, False))
+            held.update(dict.fromkeys(was_t2, True))
+        if was_t1:
+            self._t1.remove(was_t1)
+        if was_t2:
+            self._t2.remove(was_t2)
         self._num_t1 -= num_promoted
         self._num_t2 += num_promoted
 
     def on_evictable(self, keys: Sequence[Hashable]) -> None:
         """Append each key to its list as the most recent."""
-        t1, t2, pop = self._t1, self._t2, self._held.pop
-        for key in keys:
-            if pop(key):
-                t2[key] = None
-            else:
-                t1[key] = None
+        pop = self._held.pop
+        was_t2 = [pop(key) for key in keys]
+        if True not in was_t2:
+            self._t1.extend(keys)
+        elif False not in was_t2:
+            self._t2.extend(keys)
+        else:
+            pairs = list(zip(keys, was_t2, strict=True))
+            self._t1.extend([key for key, in_t2 in pairs if not in_t2])
+            self._t2.extend([key for key, in_t2 in pairs if in_t2])
 
     def on_remove(self, keys: Sequence[Hashable]) -> None:
         """Forget where ``keys`` were to go."""
@@ -122,33 +133,26 @@ class ARC(EvictionPolicy):
             self._pending.pop(key, None)
 
     def victim(self, incoming: Hashable | None) -> Hashable:
-        """REPLACE of the paper: take from t1 while it exceeds its target, else from t2."""
-        t1, t2, num_t1 = self._t1, self._t2, self._num_t1
-        from_t1 = num_t1 > self.target_t1 or (
-            num_t1 == self.target_t1 and num_t1 > 0 and self._pending.get(incoming, False)
-        )
-        if t1 and (from_t1 or not t2 or not self.owner.is_leaf(next(iter(t2)))):
-            key, _ = t1.popitem(False)
-            self._num_t1 -= 1
-            self._b1[key] = None
-        else:
-            key, _ = t2.popitem(False)
-            self._num_t2 -= 1
-            self._b2[key] = None
-        return key
+        """Name the next."""
+        return self.victims(1, incoming)[0]
 
     def victims(self, count: int, incoming: Hashable | None) -> list[Hashable]:
-        """Name as many as t1 gives before its target is reached, else one."""
-        above_target = self._num_t1 - int(self.target_t1)
-        count = min(count, above_target, len(self._t1))
-        if count < 1:
-            return [self.victim(incoming)]
-        pop = self._t1.popitem
-        keys = [pop(False)[0] for _ in range(count)]
-        self._num_t1 -= count
-        b1 = self._b1
-        for key in keys:
-            b1[key] = None
+        """REPLACE of the paper: take from t1 while it exceeds its target, else from t2."""
+        t1, t2, num_t1, target = self._t1, self._t2, self._num_t1, self.target_t1
+        num_from_t1 = min(num_t1 - int(target), count, len(t1.keys))
+        if num_t1 == target > 0 and self._pending.get(incoming, False):
+            num_from_t1 = min(1, len(t1.keys))
+        if num_from_t1 < 1:
+            num_from_t2 = self.owner.num_leaves(t2.oldest(count))
+            if num_from_t2 > 0:
+                keys = t2.pop_oldest(num_from_t2)
+                self._num_t2 -= num_from_t2
+                self._b2.extend(keys)
+                return keys
+            num_from_t1 = 1
+        keys = t1.pop_oldest(num_from_t1)
+        self._num_t1 -= num_from_t1
+        self._b1.extend(keys)
         return keys
 
     def lists(self) -> dict[str, int]:
@@ -166,13 +170,15 @@ class ARC(EvictionPolicy):
         A block comes back past its own ghost where a preempted request computes it again: that is
         no sign of anything, so the ghost goes and the target stays.
         """
-        b1, b2, num_t1 = self._b1, self._b2, self._num_t1
-        for ghosts in (b1, b2):
-            if not ghosts.keys().isdisjoint(inserted):
-                for key in inserted:
-                    ghosts.pop(key, None)
-        pop = b1.popitem
-        for _ in range(min(num_t1 + len(b1) - self.capacity, len(b1))):
-            pop(False)  # the oldest
-        for _ in range(num_t1 + self._num_t2 + len(b1) + len(b2) - 2 * self.capacity):
-            (b2 or b1).popitem(False)
+        b1, b2 = self._b1, self._b2
+        b1.discard(inserted)
+        b2.discard(inserted)
+        num_b1, num_b2 = len(b1.keys), len(b2.keys)
+        excess = min(self._num_t1 + num_b1 - self.capacity, num_b1)
+        if excess > 0:
+            b1.pop_oldest(excess)
+            num_b1 -= excess
+        excess = self._num_t1 + self._num_t2 + num_b1 + num_b2 - 2 * self.capacity
+        if excess > 0:
+            b2.pop_oldest(min(excess, num_b2))
+            b1.pop_oldest(max(excess - num_b2, 0))
