@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
+from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.decoder import enter
@@ -110,6 +111,17 @@ class CpuBackend:
             self._team.close()
             self._team = None
 
+    def sample(self, task: NDArray[np.int64]) -> None:
+        """Let the team choose tokens; ``task`` and what it points to are `sampling.py`'s."""
+        workspace = self._workspace
+        if workspace is None:
+            workspace = Workspace.for_batch(self._model, None, self.num_threads, None)
+            self._workspace = workspace
+        team = self._team_in(workspace)
+        workspace.job[p.SAMPLING] = task.ctypes.data
+        team.run()
+        workspace.job[p.SAMPLING] = 0
+
     def _ready_for(self, batch: InputBatch) -> tuple[Workspace, Team]:
         """Return a workspace that holds the batch, and the team that works in it."""
         workspace = self._workspace
@@ -119,11 +131,14 @@ class CpuBackend:
             workspace = Workspace.for_batch(self._model, batch, self.num_threads, workspace)
             workspace.sync[CLAMPED] = clamped
             self._workspace = workspace
+        return workspace, self._team_in(workspace)
+
+    def _team_in(self, workspace: Workspace) -> Team:
         if self._team is None or self._team.pid != os.getpid():
             arrays = self._arrays(workspace)
             step = STEP.get(_signature(arrays), self._say)
             self._team = Team(step, self.num_threads, arrays)
-        return workspace, self._team
+        return self._team
 
     def _arrays(self, workspace: Workspace) -> tuple[NDArray[Any], ...]:
         """Return the arrays in the order in which `decoder.enter` takes them."""
@@ -165,7 +180,7 @@ class Team:
         )
 
     def run(self) -> None:
-        """Compute one step."""
+        """Do one job."""
         self._step(0, self._num_threads, *self._arrays)
 
 
