@@ -73,9 +73,7 @@ def twin_candidates(values: list[float], params: SamplingParams) -> list[int]:
         kth = sorted(row.tolist(), reverse=True)[min(params.top_k, len(row)) - 1]
         ids = [i for i in ids if row[i] >= kth]
     weights = np.zeros_like(row)
-    weights[ids] = row_math.exp(
-        row_math.below_max(row[ids], float(row.max()), params.temperature)
-    )
+    weights[ids] = row_math.exp(row_math.below_max(row[ids], float(row.max()), params.temperature))
     threshold = params.min_p
     if params.top_p < 1:
         goal = params.top_p * row_math.total(weights)

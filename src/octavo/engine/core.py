@@ -222,7 +222,7 @@ class EngineCore:
         return [row, *(replace(row, choice=choice) for choice in range(1, request.params.n))]
 
     def _score_prompt(self, logits: NDArray[np.float32], row: LogitRows) -> str | None:
-        """Append the logprobs of the prompt tokens that this step scored; return what went wrong."""
+        """Append the logprobs of the prompt tokens scored in this step; return what went wrong."""
         request = row.request
         num_top = request.params.prompt_logprobs
         if num_top is None or not request.skips_prefix_reads:

@@ -15,6 +15,7 @@ from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.decoder import enter
 from octavo.backends.cpu.packing import aligned
+from octavo.backends.cpu.sampling import NUM_ROWS
 from octavo.backends.cpu.team import CLAMPED, new_sync
 from octavo.backends.cpu.weights import pack_model
 from octavo.backends.cpu.workspace import Workspace
@@ -112,14 +113,17 @@ class CpuBackend:
             self._team = None
 
     def sample(self, task: NDArray[np.int64]) -> None:
-        """Let the team choose tokens; ``task`` and what it points to are `sampling.py`'s."""
+        """Let the team choose tokens; ``task`` and what it points to are `sampling.py`'s.
+
+        May come before any step.
+        """
         workspace = self._workspace
         if workspace is None:
             workspace = Workspace.for_batch(self._model, None, self.num_threads, None)
             self._workspace = workspace
         team = self._team_in(workspace)
         workspace.job[p.SAMPLING] = task.ctypes.data
-        team.run()
+        team.run(alone=task[NUM_ROWS] == 1)
         workspace.job[p.SAMPLING] = 0
 
     def _ready_for(self, batch: InputBatch) -> tuple[Workspace, Team]:
@@ -179,9 +183,9 @@ class Team:
             self, _send_home, step, num_threads, arrays, self._threads, self.pid
         )
 
-    def run(self) -> None:
-        """Do one job."""
-        self._step(0, self._num_threads, *self._arrays)
+    def run(self, *, alone: bool = False) -> None:
+        """Do one job; ``alone`` is the caller's thread by itself, which wakes nobody."""
+        self._step(0, 1 if alone else self._num_threads, *self._arrays)
 
 
 def _send_home(

@@ -453,7 +453,8 @@ def enter(
 
     A job is a step, `forward`, or the choice of tokens after it, `sampling.sample`.
 
-    Thread -1 sends them home. Compiled once for every model (`compiled.py`).
+    Thread -1 sends them home. Thread 0 may do a job alone, as if it were one of one, while the
+    others wait. Compiled once for every model (`compiled.py`).
     """
     if thread < 0:
         post_quit(sync)
@@ -462,7 +463,8 @@ def enter(
     done = 0
     while True:
         if thread == 0:
-            post_job(sync)
+            if num_threads > 1:
+                post_job(sync)
         elif not wait_for_job(sync, done):
             break
         if job[p.SAMPLING] != 0:

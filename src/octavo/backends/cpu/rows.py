@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from octavo.backends.cpu import sampling as s
+from octavo.backends.cpu.logits import CHUNK
 from octavo.backends.cpu.packing import padded
 from octavo.sampling.logits import NOTHING_LEFT, TokenLogprobs, log, row_faults
 from octavo.sampling.sampler import SamplerOutput
@@ -90,6 +91,8 @@ class CpuRows:
         """See `logits.compute_logprobs`."""
         if not len(logits):
             return []
+        assert len(token_ids) == len(logits)
+        assert min(token_ids) >= 0
         table, reals, lists = _tables(len(logits))
         table[:, s.MODE] = s.SCORED
         table[:, s.TOKEN] = token_ids
@@ -115,6 +118,9 @@ class CpuRows:
         top_ids = np.zeros((num_rows, most), np.int32)
         top_values = np.zeros((num_rows, most), np.float32)
         ids, amounts = lists.arrays()
+        # The kernels check nothing.
+        assert ids.min() >= 0
+        assert max(ids.max(), table[:, s.TOKEN].max()) < vocab_size
         values, sums, counts = self._room_for(vocab_size)
         task = np.zeros(s.TASK_SIZE, np.int64)
         task[s.NUM_ROWS], task[s.VOCAB_SIZE], task[s.STRIDE] = num_rows, vocab_size, stride
@@ -137,7 +143,7 @@ class CpuRows:
 
     def _room_for(self, vocab_size: int) -> tuple[NDArray[Any], ...]:
         """Return the threads' own room."""
-        room, threads = padded(vocab_size, s.CHUNK), self._backend.num_threads
+        room, threads = padded(vocab_size, CHUNK), self._backend.num_threads
         if room != self._room:
             self._room = room
             self._own = (
@@ -206,7 +212,5 @@ def _logprobs(
         wanted.tolist(), *columns, logprobs, top_ids[wanted].tolist(), tops.tolist(), strict=True
     ):
         count = num_top - 1
-        found[i] = TokenLogprobs(
-            token_id, logprob, rank, tuple(ids[:count]), tuple(values[:count])
-        )
+        found[i] = TokenLogprobs(token_id, logprob, rank, tuple(ids[:count]), tuple(values[:count]))
     return found
