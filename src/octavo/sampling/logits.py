@@ -115,7 +115,9 @@ def running_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
     """
     lanes = np.zeros((-(-len(x) // CHUNK), CHUNK // LANES, LANES))
     lanes.reshape(-1)[: len(x)] = x
-    sums = lanes.cumsum(axis=1)[:, -1]
+    sums = lanes[:, 0].copy()
+    for group in range(1, CHUNK // LANES):
+        sums += lanes[:, group]
     while sums.shape[1] > 1:
         half = sums.shape[1] // 2
         sums = sums[:, :half] + sums[:, half:]

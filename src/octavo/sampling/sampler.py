@@ -254,18 +254,24 @@ def _candidates(values: NDArray[np.float32], params: SamplingParams) -> NDArray[
     The largest weight is exactly 1. Temperature does not reorder logits, so top_k may look at
     them before it, and the exponentials of what it drops are never computed.
     """
-    ids = row_math.at_least_kth(values, params.top_k or len(values))
-    kept = values if len(ids) == len(values) else values[ids]
-    weights = np.zeros_like(values)
-    weights[ids] = row_math.exp(row_math.below_max(kept, float(kept.max()), params.temperature))
+    if 0 < params.top_k < len(values):
+        ids = row_math.at_least_kth(values, params.top_k)
+        weights = np.zeros_like(values)
+        weights[ids] = _weights(values[ids], params)
+    else:
+        weights = _weights(values, params)
     # min_p is relative to the largest weight, which top_p always keeps: one threshold serves both.
     threshold = params.min_p
     if params.top_p < 1.0:
         goal = params.top_p * row_math.total(weights)
         threshold = max(threshold, row_math.nucleus_threshold(weights, goal))
     if threshold > 0.0:
-        weights[weights < threshold] = 0.0
+        weights *= weights >= threshold
     return weights
+
+
+def _weights(values: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float32]:
+    return row_math.exp(row_math.below_max(values, float(values.max()), params.temperature))
 
 
 def _draw(weights: NDArray[np.float32], number: float) -> int:
