@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from backends.cpu.models import batch, spec, weights
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.cpu.rows import CpuRows
+from octavo.sampling import logits as row_math
 from octavo.sampling.logits import TokenLogprobs, compute_logprobs
 from octavo.sampling.params import SamplingParams
-from octavo.sampling.sampler import Sampler, SamplerOutput, SamplingRow
+from octavo.sampling.sampler import NumpyRows, Sampler, SamplerOutput, SamplingRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -215,6 +216,57 @@ def test_an_answer_that_grows_is_penalised_by_all_its_tokens():
         assert Sampler().sample(logits, [fresh]).token_ids == [token_id]
         output.append(token_id)
     assert len(set(output)) > 5
+
+
+def test_draws_at_the_very_end_where_two_orders_of_a_sum_differ():
+    logits = np.random.default_rng(0).normal(0, 6, (200, 250)).astype(np.float32)
+    logits[:, 240:] = -INF  # so that the last token that may be drawn is not the chunk's last
+    rows, numbers = requests_of([{"logprobs": 0}] * 200), np.full(200, 1 - 2**-53)
+    found = kernels(2).choose(logits, rows, numbers)
+    assert exact(found) == exact(NumpyRows().choose(logits, rows, numbers))
+    assert max(found.token_ids) == 239
+    fell_short = 0
+    for row in logits:
+        chosen = weights_of(row)
+        by_id = np.cumsum(chosen, dtype=np.float64)[-1]
+        fell_short += bool(by_id <= (1 - 2**-53) * row_math.total(chosen))
+    assert fell_short > 20
+
+
+def test_nuclei_whose_goal_is_a_bins_own_sum():
+    """top_p such that the goal is what the bins from some bin on hold, to the last bit."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(0, 6, (150, 2000)).astype(np.float32)
+    asked, equal = [], 0
+    for row in logits:
+        weights = weights_of(row)
+        parts = weights.view(np.int32) >> 20
+        sums = np.bincount(parts, weights)[::-1]
+        running = np.cumsum(sums[sums > 0])
+        reached = running[rng.integers(len(running) - 1)]
+        total = row_math.total(weights)
+        asked.append({"top_p": min(1 - 2**-53, float(reached / total))})
+        equal += bool(asked[-1]["top_p"] * total == reached)
+    assert equal > 50
+    rows = requests_of(asked)
+    for numbers in (np.full(len(rows), 1 - 2**-53), rng.random(len(rows))):
+        found = kernels(2).choose(logits, rows, numbers)
+        assert exact(found) == exact(NumpyRows().choose(logits, rows, numbers))
+
+
+def weights_of(row: np.ndarray) -> np.ndarray:
+    return row_math.exp(row_math.below_max(row, float(row.max())))
+
+
+def test_zeros_of_both_signs_have_the_same_logprobs():
+    for values in ([-0.0], [0.0], [-0.0, 0.0, -INF], [0.0, -0.0, -INF]):
+        logits = np.array([values], dtype=np.float32)
+        (found,) = kernels(1).compute_logprobs(logits, [0], 3)
+        (twin,) = compute_logprobs(logits, [0], 3)
+        assert bits(found) == bits(twin)
+        assert found is not None
+        assert found.rank == 1
+        assert found.top_ids == tuple(range(len(values)))
 
 
 # -- against what must be true, should both be wrong together -------------------------------------
