@@ -69,16 +69,32 @@ def test_exp_does_not_depend_on_length_or_alignment():
 
 @given(st.floats(1.0, 1e15))
 def test_log_is_accurate(x: float):
-    assert row_math.log(x) == pytest.approx(math.log(x), rel=4e-16, abs=4e-16)
+    assert row_math.log(np.array([x]))[0] == pytest.approx(math.log(x), rel=4e-16, abs=4e-16)
 
 
 def test_log_of_one_is_zero():
-    assert row_math.log(1.0) == 0.0
+    assert row_math.log(np.array([1.0, 1.0])).tolist() == [0.0, 0.0]
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40))
 def test_total_is_the_sum(values: list[float]):
     assert row_math.total(array(*values)) == pytest.approx(math.fsum(values), rel=1e-14, abs=1e-300)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 1000])
+def test_running_sums_have_the_bits_of_their_definition(size: int):
+    values = np.random.default_rng(size).uniform(0, 1, size).astype(np.float32)
+    expected, running = [], 0.0
+    for start in range(0, size, 256):
+        lanes = [0.0] * 16
+        for i in range(start, min(start + 256, size)):
+            lanes[i % 16] += float(values[i])
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = [lanes[i] + lanes[i + half] for i in range(half)]
+        running += lanes[0]
+        expected.append(running)
+    assert row_math.running_sums(values).tolist() == expected
 
 
 def test_logprobs_of_a_known_row():

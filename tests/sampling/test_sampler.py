@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,29 +38,47 @@ def sample(logits: Any, *rows: SamplingRow) -> SamplerOutput:
 
 def candidates(values: list[float], **params: Any) -> list[int]:
     row = np.array(values, dtype=np.float32)
-    return sampler_module._candidates(row, SamplingParams(**params))[0].tolist()
+    return np.flatnonzero(sampler_module._candidates(row, SamplingParams(**params))).tolist()
+
+
+def reaching(weights: list[float], goal: float) -> float:
+    """The nucleus' definition on Python numbers: bins of bins of bins, each added up by ids."""
+    bits = [int(np.float32(weight).view(np.int32)) for weight in weights]
+    above, inside = 0.0, list(range(len(weights)))
+    for shift in (20, 10, 0):
+        parts: dict[int, list[int]] = {}
+        for i in inside:
+            if weights[i] > 0:
+                parts.setdefault(bits[i] >> shift, []).append(i)
+        for key in sorted(parts, reverse=True):
+            inside, before = parts[key], above
+            part = 0.0
+            for i in inside:
+                part += weights[i]
+            above += part
+            if above >= goal:
+                break
+        else:
+            if shift == 20:
+                return 0.0
+        above = before
+    return weights[inside[0]]
 
 
 def twin_candidates(values: list[float], params: SamplingParams) -> list[int]:
-    """The definition, with everything sorted: temperature, top_k, top_p, min_p, ties kept."""
+    """The definition, one number at a time: temperature, top_k, top_p, min_p, ties kept."""
     row = np.array(values, dtype=np.float32)
     ids = list(range(len(row)))
     if params.top_k:
         kth = sorted(row.tolist(), reverse=True)[min(params.top_k, len(row)) - 1]
         ids = [i for i in ids if row[i] >= kth]
-    weights = row_math.exp(row_math.below_max(row[ids], float(row.max()), params.temperature))
+    weights = np.zeros_like(row)
+    weights[ids] = row_math.exp(row_math.below_max(row[ids], float(row.max()), params.temperature))
+    threshold = params.min_p
     if params.top_p < 1:
-        falling = sorted(weights.tolist(), reverse=True)
-        goal, running = params.top_p * row_math.total(weights), 0.0
-        threshold = 0.0
-        for weight in falling:
-            running += weight
-            if running >= goal:
-                threshold = weight
-                break
-        ids = [i for i, weight in zip(ids, weights, strict=True) if weight >= threshold]
-        weights = weights[weights >= threshold]
-    return [i for i, weight in zip(ids, weights, strict=True) if weight >= params.min_p]
+        goal = params.top_p * row_math.total(weights)
+        threshold = max(threshold, reaching(weights.tolist(), goal))
+    return [i for i in ids if weights[i] >= np.float32(threshold) and weights[i] > 0]
 
 
 LOGIT = st.one_of(
@@ -107,19 +126,36 @@ def test_greedy_takes_the_likeliest_and_ties_go_to_the_lowest_id(values: dict[st
 
 def test_the_draw_is_the_inverse_of_the_running_sum():
     weights = np.array([0.25, 0, 0.5, 0.25, 0], dtype=np.float32)
-    ids = np.array([1, 3, 4, 7, 9])
     # First id whose running sum is strictly more than the number times the total.
-    for number, token_id in [(0, 1), (0.24, 1), (0.25, 4), (0.74, 4), (0.75, 7), (1 - 2**-53, 7)]:
-        assert sampler_module._draw(ids, weights, number) == token_id
+    for number, token_id in [(0, 0), (0.24, 0), (0.25, 2), (0.74, 2), (0.75, 3), (1 - 2**-53, 3)]:
+        assert sampler_module._draw(weights, number) == token_id
 
 
-@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=9).filter(any))
+def test_the_draw_finds_its_place_in_any_chunk():
+    weights = np.zeros(1000, dtype=np.float32)
+    weights[[3, 255, 256, 511, 512, 999]] = 0.25
+    for number, token_id in zip(np.arange(6) / 6 + 0.01, [3, 255, 256, 511, 512, 999], strict=True):
+        assert sampler_module._draw(weights, number) == token_id
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40).filter(any))
 def test_the_largest_number_draws_the_last_token_that_has_weight(values: list[float]):
     weights = np.array(values, dtype=np.float32)
-    token_id = sampler_module._draw(np.arange(len(values)), weights, 1 - 2**-53)
-    running = np.cumsum(weights, dtype=np.float64)
-    assert running[token_id] == running[-1]
+    token_id = sampler_module._draw(weights, 1 - 2**-53)
     assert weights[token_id] > 0
+    assert math.fsum(values[token_id + 1 :]) <= 1e-14 * math.fsum(values)
+
+
+@given(
+    weights=st.lists(st.floats(2.0**-20, 1, width=32), min_size=1, max_size=60),
+    goal=st.floats(1e-9, 1.0),
+)
+def test_the_nucleus_is_the_least_that_reaches_its_goal(weights: list[float], goal: float):
+    total = math.fsum(weights)
+    found = row_math.nucleus_threshold(np.array(weights, dtype=np.float32), goal * total)
+    kept = math.fsum(weight for weight in weights if weight >= found)
+    without = math.fsum(weight for weight in weights if weight > found)
+    assert without - 1e-12 * total <= goal * total <= kept + 1e-12 * total
 
 
 def test_the_drawn_token_follows_from_seed_choice_and_position():

@@ -18,6 +18,7 @@ from octavo.model.loader import Model, load_model
 if TYPE_CHECKING:
     from octavo.backends.base import Backend
     from octavo.config import EngineConfig, ResolvedConfig
+    from octavo.sampling.sampler import RowArithmetic
 
 BACKENDS = ("cpu", "reference")
 
@@ -73,6 +74,7 @@ def build_engine(config: EngineConfig) -> Engine:
         eos_token_ids=model.tokenizer.eos_ids,
         static=config.scheduling_policy == "static",
         seed=config.seed,
+        arithmetic=_row_arithmetic(backend),
     )
     return Engine(model, core, resolved)
 
@@ -107,6 +109,16 @@ def _make_backend(config: EngineConfig, model: Model, resolved: ResolvedConfig) 
         kv_dtype=np.dtype(config.kv_dtype),
         num_threads=config.num_threads,
     )
+
+
+def _row_arithmetic(backend: Backend) -> RowArithmetic | None:
+    """Return the backend's own kernels for sampling; None is NumPy's."""
+    if isinstance(backend, ReferenceBackend):
+        return None
+    from octavo.backends.cpu.backend import CpuBackend
+    from octavo.backends.cpu.rows import CpuRows
+
+    return CpuRows(backend) if isinstance(backend, CpuBackend) else None
 
 
 def _weight_bytes(config: EngineConfig, model: Model) -> int:

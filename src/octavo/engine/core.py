@@ -15,7 +15,7 @@ from octavo.engine.request import FinishReason, Request
 from octavo.engine.scheduler import SampledTokens, Scheduler
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.sampling.rng import derive_seed
-from octavo.sampling.sampler import Sampler, SamplingRow, compute_logprobs
+from octavo.sampling.sampler import Sampler, SamplingRow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from octavo.cache.manager import KVCacheManager
     from octavo.engine.batch import LogitRows
     from octavo.sampling.params import SamplingParams
+    from octavo.sampling.sampler import RowArithmetic
 
 
 class EngineCore:
@@ -40,6 +41,7 @@ class EngineCore:
         eos_token_ids: frozenset[int] = frozenset(),
         static: bool = False,
         seed: int = 0,
+        arithmetic: RowArithmetic | None = None,
     ) -> None:
         assert backend.block_size == cache.block_size
         assert backend.num_blocks == cache.pool.num_blocks
@@ -56,7 +58,7 @@ class EngineCore:
             eos_token_ids=eos_token_ids,
             static=static,
         )
-        self.sampler = Sampler()
+        self.sampler = Sampler(arithmetic)
         self.num_steps = 0
         self._num_arrivals = 0
         self._draw_rows: dict[Request, SamplingRow] = {}
@@ -180,7 +182,7 @@ class EngineCore:
         indices: list[int] = []
         for row in rows:
             request = row.request
-            error = _score_prompt(logits, row)
+            error = self._score_prompt(logits, row)
             if error is not None:
                 results[request] = SampledTokens(error=error, is_tainted=True)
             elif row.sampled is not None:
@@ -219,20 +221,19 @@ class EngineCore:
             return [row]
         return [row, *(replace(row, choice=choice) for choice in range(1, request.params.n))]
 
-
-def _score_prompt(logits: NDArray[np.float32], row: LogitRows) -> str | None:
-    """Append the logprobs of the prompt tokens that this step scored; return what went wrong."""
-    request = row.request
-    num_top = request.params.prompt_logprobs
-    if num_top is None or not request.skips_prefix_reads:
+    def _score_prompt(self, logits: NDArray[np.float32], row: LogitRows) -> str | None:
+        """Append the logprobs of the prompt tokens scored in this step; return what went wrong."""
+        request = row.request
+        num_top = request.params.prompt_logprobs
+        if num_top is None or not request.skips_prefix_reads:
+            return None
+        if not request.prompt_logprobs:
+            request.prompt_logprobs.append(None)  # nothing predicts the first token
+        if row.scored:
+            targets = request.prompt_token_ids[row.first_target :][: len(row.scored)]
+            scored = logits[row.scored.start : row.scored.stop]
+            for entry in self.sampler.arithmetic.compute_logprobs(scored, targets, num_top):
+                if entry is None:
+                    return "the logits of a prompt token contain NaN or infinity"
+                request.prompt_logprobs.append(entry)
         return None
-    if not request.prompt_logprobs:
-        request.prompt_logprobs.append(None)  # nothing predicts the first token
-    if row.scored:
-        targets = request.prompt_token_ids[row.first_target :][: len(row.scored)]
-        scored = logits[row.scored.start : row.scored.stop]
-        for entry in compute_logprobs(scored, targets, num_top):
-            if entry is None:
-                return "the logits of a prompt token contain NaN or infinity"
-            request.prompt_logprobs.append(entry)
-    return None

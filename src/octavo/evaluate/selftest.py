@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo.backends.cpu.backend import CpuBackend, usable_cores
+from octavo.backends.cpu.rows import CpuRows
 from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy
 from octavo.engine.core import EngineCore
@@ -147,6 +148,7 @@ class Selftest:
             max_num_seqs=seqs,
             max_num_batched_tokens=max(budget, seqs),
             max_model_len=min(limit * backend.block_size, self._model.spec.context_length),
+            arithmetic=CpuRows(backend),
         )
         requests: list[Request] = []
         for i in order:

@@ -4,6 +4,8 @@ Every function here is a pure function of one row, built of IEEE additions, mult
 comparisons in a fixed order. NumPy's and the C library's exp and log are not used: their last
 bits differ between instruction sets, and a token must not. Values and weights are float32, as
 the logits are; every sum is float64.
+
+These are the definitions: a backend may compute them by compiled kernels, to the same bits.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ _LOG2_E = 1.4426950408889634
 _TWICE_EXP_TAYLOR = [2.0 / math.factorial(k) for k in range(7, -1, -1)]
 _EXP_FLOOR = -87.5  # from about -87 on exp is 0, with no denormals on the way
 _LOG_TERMS = 12
+NOTHING_LEFT = "no token is left: bias, masks and penalties exclude the whole vocabulary"
+LANES, CHUNK = 16, 256
+"""How sums are divided: see `running_sums`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +87,78 @@ def exp(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return power
 
 
-def log(x: float) -> float:
-    """Return the natural logarithm of a finite ``x`` >= 1, the same on every CPU.
+def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the natural logarithms of finite ``x`` >= 1, the same on every CPU.
 
-    Its error is about one in the last place. By ln(m) = 2 artanh((m - 1) / (m + 1)) for
+    The error is about one in the last place. By ln(m) = 2 artanh((m - 1) / (m + 1)) for
     x = m * 2^e, m within [sqrt(1/2), sqrt(2)).
     """
-    mantissa, exponent = math.frexp(x)
-    if mantissa < math.sqrt(0.5):
-        mantissa, exponent = mantissa * 2.0, exponent - 1
+    mantissa, exponent = np.frexp(x)
+    is_low = mantissa < math.sqrt(0.5)
+    mantissa = np.where(is_low, mantissa * 2.0, mantissa)
+    power = np.where(is_low, exponent - 1, exponent).astype(np.float64)
     s = (mantissa - 1.0) / (mantissa + 1.0)
-    square, series = s * s, 0.0
+    square, series = s * s, np.zeros_like(s)
     for k in range(_LOG_TERMS, -1, -1):
         series = series * square + 1.0 / (2 * k + 1)
-    return exponent * _LN2_HIGH + (2.0 * s * series + exponent * _LN2_LOW)
+    found: NDArray[np.float64] = power * _LN2_HIGH + (2.0 * s * series + power * _LN2_LOW)
+    return found
+
+
+def running_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the float64 sums of a non-empty row up to the end of each chunk of 256; last: of all.
+
+    Number i belongs to lane i % 16 of its chunk. A lane is summed in ascending order, the lanes of
+    a chunk by one tree (8-15 onto 0-7, then 4-7 onto 0-3, and so on), the chunks in ascending
+    order. It is the order of a loop over vectors of sixteen; NumPy's own sum goes pairwise, in an
+    order that is an accident of its version.
+    """
+    lanes = np.zeros((-(-len(x) // CHUNK), CHUNK // LANES, LANES))
+    lanes.reshape(-1)[: len(x)] = x
+    sums = lanes[:, 0].copy()
+    for group in range(1, CHUNK // LANES):
+        sums += lanes[:, group]
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    running: NDArray[np.float64] = sums[:, 0].cumsum()
+    return running
 
 
 def total(x: NDArray[np.float32]) -> float:
-    """Return the sum of a non-empty row in float64, by one tree: its second half onto its first.
+    """Return the sum of a non-empty row in float64, in the order of `running_sums`."""
+    return float(running_sums(x)[-1])
 
-    NumPy's own sum also goes pairwise, but in an order that is an accident of its version.
+
+def nucleus_threshold(weights: NDArray[np.float32], goal: float) -> float:
+    """Return the smallest weight of the largest that together reach ``goal``; 0 is all.
+
+    (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019.) A radix select in
+    place of a sort. A weight's bit pattern, as an integer, orders as the weight does. Its upper 12
+    bits choose one of 4096 bins; the bins are added up from the largest on until the goal is
+    reached; that bin is divided by the next 10 bits, and then by the last 10, which name a weight.
+    A bin's own sum goes in the order of ids. Where rounding makes a bin's parts fall short of the
+    goal that it reached as a whole, its smallest part is taken.
+
+    Args:
+        weights: ``[vocab_size]``, 0 or positive, and not denormal.
+        goal: positive; if even all of them do not reach it, all are kept.
     """
-    sums, length = x.astype(np.float64), len(x)
-    while length > 1:
-        half = (length + 1) // 2
-        sums[: length - half] += sums[half:length]
-        length = half
-    return float(sums[0])
+    bits = weights.view(np.int32)
+    above, prefix = 0.0, 0
+    for shift in (20, 10, 0):
+        inside = bits if shift == 20 else bits[bits >> (shift + 10) == prefix]
+        parts = (inside >> shift) if shift == 20 else (inside >> shift) & 1023
+        sums = np.bincount(parts, inside.view(np.float32))  # one by one, in the order of ids
+        places = np.flatnonzero(sums)[::-1]
+        running = np.cumsum([above, *sums[places]])
+        reached = int(np.searchsorted(running[1:], goal))
+        if reached == len(places):
+            if shift == 20:
+                return 0.0
+            reached -= 1
+        above, prefix = float(running[reached]), prefix << 10 | int(places[reached])
+    return float(np.array(prefix, dtype=np.int32).view(np.float32))
 
 
 def compute_logprobs(
@@ -137,10 +187,10 @@ def compute_logprobs(
 
 
 def _row_logprobs(row: NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs | None:
-    largest = float(row.max())
+    largest = float(row.max()) + 0.0  # not -0.0
     if not math.isfinite(largest):
         return None
-    log_total = log(total(exp(below_max(row, largest))))
+    log_total = float(log(running_sums(exp(below_max(row, largest)))[-1]))
     top_ids = top_token_ids(row, num_top)
     return TokenLogprobs(
         token_id=token_id,
@@ -194,32 +244,46 @@ def mask_tokens(
 ) -> None:
     """Set to -inf, in place, what must not be chosen: no later step brings a token back.
 
-    That is: all but the allowed tokens; the last token of a bad word whose others end the answer
-    so far; and, while fewer than `min_tokens` are generated, every token that would end it (the
-    model's own end tokens also under `ignore_eos`, as in vLLM).
+    That is: all but the allowed tokens, and `masked_token_ids`.
     """
     if params.allowed_token_ids is not None:
         allowed = np.array(params.allowed_token_ids)
         kept = row[allowed]
         row.fill(-np.inf)
         row[allowed] = kept
+    row[masked_token_ids(params, output_token_ids, eos_token_ids, bad_words_token_ids)] = -np.inf
+
+
+def masked_token_ids(
+    params: SamplingParams,
+    output_token_ids: Sequence[int],
+    eos_token_ids: Iterable[int],
+    bad_words_token_ids: Iterable[Sequence[int]],
+) -> list[int]:
+    """Return the ids that must not be chosen, perhaps repeated, besides those not allowed.
+
+    That is: the last token of a bad word whose others end the answer so far; and, while fewer than
+    `min_tokens` are generated, every token that would end it (the model's own end tokens also
+    under `ignore_eos`, as in vLLM).
+    """
+    masked: list[int] = []
     num_output = len(output_token_ids)
     for word in bad_words_token_ids:
         num_before = len(word) - 1
         if num_before <= num_output and all(
             output_token_ids[num_output - num_before + i] == word[i] for i in range(num_before)
         ):
-            row[word[-1]] = -np.inf
+            masked.append(word[-1])
     if num_output < params.min_tokens:
-        for token_id in (*eos_token_ids, *(params.stop_token_ids or ())):
-            row[token_id] = -np.inf
+        masked += (*eos_token_ids, *(params.stop_token_ids or ()))
+    return masked
 
 
 def penalise(
     row: NDArray[np.float32],
     params: SamplingParams,
-    prompt_ids: NDArray[np.intp],
-    output_token_ids: Sequence[int],
+    prompt_ids: NDArray[np.int32],
+    output_token_ids: Sequence[int] | NDArray[np.int32],
 ) -> None:
     """Apply the three penalties to a row, in place, as in vLLM and OpenAI's reference.
 

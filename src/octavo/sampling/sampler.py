@@ -5,14 +5,15 @@ top_k, top_p, min_p, draw. Ties at a threshold are all kept; greedy ties go to t
 
 A row's result is a pure function of that row and its request: no sum runs across rows, none has
 an order that the batch's shape could change, and randomness comes from the place (`rng`). So a
-request gets the same bits alone and in any batch. Must not know of schedulers, caches or text.
+request gets the same bits alone and in any batch. How rows are computed is a `RowArithmetic`: in
+NumPy (`NumpyRows`), or as a backend's kernels. Must not know of schedulers, caches or text.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from octavo.sampling.params import SamplingParams
 
 __all__ = [
+    "NumpyRows",
+    "RowArithmetic",
     "Sampler",
     "SamplerOutput",
     "SamplingRow",
@@ -53,9 +56,13 @@ class SamplingRow:
     output_token_ids: Sequence[int]
     eos_token_ids: frozenset[int]  # the model's own
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # params.bad_words, each tokenised
-    _prompt_ids: NDArray[np.intp] | None = field(
+    _prompt_ids: NDArray[np.int32] | None = field(
         default=None, init=False, repr=False, compare=False
     )
+    _output_ids: NDArray[np.int32] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _num_output_ids: int = field(default=0, init=False, repr=False, compare=False)
 
     @property
     def position(self) -> int:
@@ -63,11 +70,32 @@ class SamplingRow:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
-    def prompt_ids(self) -> NDArray[np.intp]:
+    def prompt_ids(self) -> NDArray[np.int32]:
         """The distinct tokens of the prompt, rising; found once, for a prompt does not change."""
         if self._prompt_ids is None:
-            self._prompt_ids = np.unique(np.asarray(self.prompt_token_ids, dtype=np.intp))
+            self._prompt_ids = np.unique(np.asarray(self.prompt_token_ids, dtype=np.int32))
         return self._prompt_ids
+
+    @property
+    def output_ids(self) -> NDArray[np.int32]:
+        """The tokens of the answer as an array; only what is new since the last call is copied."""
+        known, count, room = self._num_output_ids, len(self.output_token_ids), self._output_ids
+        if room is None or count > len(room):
+            larger = np.empty(max(32, 2 * count), dtype=np.int32)
+            if room is not None:
+                larger[:known] = room[:known]
+            room = self._output_ids = larger
+        if known < count:
+            room[known:count] = self.output_token_ids[known:]
+            self._num_output_ids = count
+        return room[:count]
+
+    @property
+    def masked_token_ids(self) -> list[int]:
+        """See `logits.masked_token_ids`."""
+        return row_math.masked_token_ids(
+            self.params, self.output_token_ids, self.eos_token_ids, self.bad_words_token_ids
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -105,8 +133,60 @@ class SamplerOutput:
     errors: list[str | None]
 
 
+class RowArithmetic(Protocol):
+    """How a step's rows are computed; every one of them gives `NumpyRows`' bits."""
+
+    def choose(
+        self,
+        logits: NDArray[np.float32],
+        rows: Sequence[SamplingRow],
+        numbers: NDArray[np.float64],
+    ) -> SamplerOutput:
+        """Choose a token per row, where one is drawn by its number in [0, 1); see `Sampler`."""
+
+    def compute_logprobs(
+        self, logits: NDArray[np.float32], token_ids: Sequence[int], num_top: int
+    ) -> list[TokenLogprobs | None]:
+        """See `logits.compute_logprobs`."""
+
+
+class NumpyRows:
+    """The plain arithmetic, one row after another: what the kernels are held against."""
+
+    def choose(
+        self,
+        logits: NDArray[np.float32],
+        rows: Sequence[SamplingRow],
+        numbers: NDArray[np.float64],
+    ) -> SamplerOutput:
+        """See `RowArithmetic`."""
+        # NumPy's argmax takes the first of equals, and takes a NaN for the largest.
+        likeliest = logits.argmax(axis=1)
+        errors = row_faults(logits[np.arange(len(rows)), likeliest].tolist())
+        token_ids = likeliest.tolist()
+        for i, row in enumerate(rows):
+            if errors[i] is None and not (row.params.greedy and row.is_plain):
+                token_ids[i], errors[i] = _choose(logits[i], row, float(numbers[i]))
+            if errors[i] is not None:
+                token_ids[i] = -1
+        logprobs = [
+            _logprobs(logits[i : i + 1], row, token_ids[i]) if errors[i] is None else None
+            for i, row in enumerate(rows)
+        ]
+        return SamplerOutput(token_ids, logprobs, errors)
+
+    def compute_logprobs(
+        self, logits: NDArray[np.float32], token_ids: Sequence[int], num_top: int
+    ) -> list[TokenLogprobs | None]:
+        """See `logits.compute_logprobs`."""
+        return compute_logprobs(logits, token_ids, num_top)
+
+
 class Sampler:
-    """Draws one token for every row; holds no state."""
+    """Draws one token for every row; holds no state but the way to compute rows."""
+
+    def __init__(self, arithmetic: RowArithmetic | None = None) -> None:
+        self.arithmetic = arithmetic or NumpyRows()
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[SamplingRow]) -> SamplerOutput:
         """Choose a token per row.
@@ -120,34 +200,19 @@ class Sampler:
         assert len(logits) == len(rows)
         if not rows:
             return SamplerOutput([], [], [])
-        # NumPy's argmax takes the first of equals, and takes a NaN for the largest.
-        likeliest = logits.argmax(axis=1)
-        largest = logits[np.arange(len(rows)), likeliest].tolist()
-        errors = row_faults(largest)
-        numbers = self._numbers(rows)
-        token_ids = likeliest.tolist()
-        for i, row in enumerate(rows):
-            if errors[i] is None and not (row.params.greedy and row.is_plain):
-                token_ids[i], errors[i] = _choose(logits[i], row, numbers[i])
-            if errors[i] is not None:
-                token_ids[i] = -1
-        logprobs = [
-            _logprobs(logits[i : i + 1], row, token_ids[i]) if errors[i] is None else None
-            for i, row in enumerate(rows)
-        ]
-        return SamplerOutput(token_ids, logprobs, errors)
+        return self.arithmetic.choose(logits, rows, _numbers(rows))
 
-    def _numbers(self, rows: Sequence[SamplingRow]) -> list[float]:
-        """Return the random number of each row's draw, 0 where every row is greedy."""
-        if all(row.params.greedy for row in rows):
-            return [0.0] * len(rows)
-        numbers = rng.uniform(
-            np.array([row.seed for row in rows], dtype=np.uint64),
-            np.array([row.choice for row in rows], dtype=np.uint32),
-            np.array([row.position for row in rows], dtype=np.uint64),
-            rng.DRAW,
-        )
-        return [float(number) for number in numbers]
+
+def _numbers(rows: Sequence[SamplingRow]) -> NDArray[np.float64]:
+    """Return the random number of each row's draw, 0 where every row is greedy."""
+    if all(row.params.greedy for row in rows):
+        return np.zeros(len(rows))
+    return rng.uniform(
+        np.array([row.seed for row in rows], dtype=np.uint64),
+        np.array([row.choice for row in rows], dtype=np.uint32),
+        np.array([row.position for row in rows], dtype=np.uint64),
+        rng.DRAW,
+    )
 
 
 def _logprobs(raw: NDArray[np.float32], row: SamplingRow, token_id: int) -> TokenLogprobs | None:
@@ -163,11 +228,10 @@ def _choose(raw: NDArray[np.float32], row: SamplingRow, number: float) -> tuple[
         values = raw.copy()
         _process(values, row)
         if not math.isfinite(values.max()):
-            return -1, "no token is left: bias, masks and penalties exclude the whole vocabulary"
+            return -1, row_math.NOTHING_LEFT
     if row.params.greedy:
         return int(values.argmax()), None
-    ids, weights = _candidates(values, row.params)
-    return _draw(ids, weights, number), None
+    return _draw(_candidates(values, row.params), number), None
 
 
 def _process(values: NDArray[np.float32], row: SamplingRow) -> None:
@@ -181,51 +245,48 @@ def _process(values: NDArray[np.float32], row: SamplingRow) -> None:
         row.bad_words_token_ids,
     )
     if row.has_penalties:
-        row_math.penalise(values, row.params, row.prompt_ids, row.output_token_ids)
+        row_math.penalise(values, row.params, row.prompt_ids, row.output_ids)
 
 
-def _candidates(
-    values: NDArray[np.float32], params: SamplingParams
-) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Return the ids that may be drawn, rising, and their weights: exp((logit - max) / T).
+def _candidates(values: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float32]:
+    """Return the weights exp((logit - max) / T) of what may be drawn, 0 for all else.
 
     The largest weight is exactly 1. Temperature does not reorder logits, so top_k may look at
     them before it, and the exponentials of what it drops are never computed.
     """
-    ids = row_math.at_least_kth(values, params.top_k or len(values))
-    values = values if len(ids) == len(values) else values[ids]
-    weights = row_math.exp(row_math.below_max(values, float(values.max()), params.temperature))
+    if 0 < params.top_k < len(values):
+        ids = row_math.at_least_kth(values, params.top_k)
+        weights = np.zeros_like(values)
+        weights[ids] = _weights(values[ids], params)
+    else:
+        weights = _weights(values, params)
     # min_p is relative to the largest weight, which top_p always keeps: one threshold serves both.
-    threshold = max(_nucleus_threshold(weights, params.top_p), params.min_p)
+    threshold = params.min_p
+    if params.top_p < 1.0:
+        goal = params.top_p * row_math.total(weights)
+        threshold = max(threshold, row_math.nucleus_threshold(weights, goal))
     if threshold > 0.0:
-        kept = weights >= threshold
-        ids, weights = ids[kept], weights[kept]
-    return ids, weights
+        weights *= weights >= threshold
+    return weights
 
 
-def _nucleus_threshold(weights: NDArray[np.float32], top_p: float) -> float:
-    """Return the smallest weight of the likeliest tokens that together reach ``top_p``; 0 is all.
+def _weights(values: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float32]:
+    return row_math.exp(row_math.below_max(values, float(values.max()), params.temperature))
 
-    (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019.) A full sort is seldom
-    needed: the weights under (1 - top_p) / 2 of the mean weight hold less than that part of the
-    total, so the others reach top_p. Should rounding spoil that (top_p within 1e-12 of 1), all
-    are sorted. Running sums start from the largest, so both ways give the same bits.
+
+def _draw(weights: NDArray[np.float32], number: float) -> int:
+    """Return the id at which the sum of the weights so far passes ``number`` * total.
+
+    First the chunk (`running_sums`), then within it id by id; should the sum by ids round to less
+    than the sum by lanes that passed, the chunk's last id with any weight.
     """
-    if top_p >= 1.0:
-        return 0.0
-    total = row_math.total(weights)
-    goal = top_p * total
-    for floor in (0.5 * (1.0 - top_p) * total / len(weights), 0.0):
-        falling = np.sort(weights[weights >= floor])[::-1]
-        running = np.cumsum(falling, dtype=np.float64)
-        if running[-1] >= goal:
-            return float(falling[np.searchsorted(running, goal)])
-    return 0.0
-
-
-def _draw(ids: NDArray[np.intp], weights: NDArray[np.float32], number: float) -> int:
-    """Return the first id at which the running sum of the weights passes ``number`` * total."""
-    running = np.cumsum(weights, dtype=np.float64)
-    # At most (1 - 2^-53) * total, which rounds to less than the total: there always is such an id.
-    place = np.searchsorted(running, number * running[-1], side="right")
-    return int(ids[place])
+    running = row_math.running_sums(weights)
+    # At most (1 - 2^-53) * total, which rounds to less than the total: there always is a chunk.
+    goal = number * running[-1]
+    chunk = int(np.searchsorted(running, goal, side="right"))
+    first = chunk * row_math.CHUNK
+    inside = weights[first : first + row_math.CHUNK]
+    before = running[chunk - 1] if chunk else 0.0
+    by_id = np.cumsum(np.concatenate(([before], inside)), dtype=np.float64)[1:]
+    place = int(np.searchsorted(by_id, goal, side="right"))
+    return first + (place if place < len(inside) else int(np.flatnonzero(inside)[-1]))

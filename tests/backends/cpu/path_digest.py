@@ -16,7 +16,10 @@ import numpy as np
 
 from backends.cpu.models import batch, spec, weights
 from octavo.backends.cpu import backend, machine
+from octavo.backends.cpu.rows import CpuRows
 from octavo.model.spec import RopeSpec
+from octavo.sampling.params import SamplingParams
+from octavo.sampling.sampler import Sampler, SamplingRow
 
 
 def digests() -> dict[str, str]:
@@ -37,7 +40,29 @@ def digests() -> dict[str, str]:
         digest.update(compute.keys.tobytes() + compute.values.tobytes())
         found[kind] = digest.hexdigest()
         compute.close()
+    found["sampling"] = sampling_digest(backend.CpuBackend(s, weights(s), num_blocks=8))
     return found
+
+
+def sampling_digest(compute: backend.CpuBackend) -> str:
+    """The digest of tokens and logprobs, chosen in several ways from rows of several lengths."""
+    digest = hashlib.sha256()
+    asked = (
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"top_k": 40, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+        {"min_p": 0.02},
+    )
+    for size in (5, 1003, 40_000):
+        logits = np.random.default_rng(size).normal(0, 3, (32, size)).astype(np.float32)
+        rows = [
+            SamplingRow(
+                SamplingParams(logprobs=3, **asked[i % 4]), i, 0, [1, 2], [3, 3], frozenset()
+            )
+            for i in range(32)
+        ]
+        digest.update(repr(Sampler(CpuRows(compute)).sample(logits, rows)).encode())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

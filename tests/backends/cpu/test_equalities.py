@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from backends.cpu.models import batch, spec, tensor, weights
 from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.cpu.rows import CpuRows
 from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy
 from octavo.engine.core import EngineCore
@@ -96,6 +97,7 @@ def run(model, jobs, *, threads=1, blocks=160, budget=512, seqs=16, prefix=True)
         max_num_seqs=seqs,
         max_num_batched_tokens=max(budget, seqs),
         max_model_len=min(blocks * 16, 400),
+        arithmetic=CpuRows(compute),
     )
     waiting = sorted(enumerate(jobs), key=lambda pair: pair[1].arrival)
     done: dict[str, dict[int, object]] = {}

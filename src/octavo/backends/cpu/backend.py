@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
+from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.decoder import enter
 from octavo.backends.cpu.packing import aligned
+from octavo.backends.cpu.sampling import NUM_ROWS
 from octavo.backends.cpu.team import CLAMPED, new_sync
 from octavo.backends.cpu.weights import pack_model
 from octavo.backends.cpu.workspace import Workspace
@@ -110,6 +112,20 @@ class CpuBackend:
             self._team.close()
             self._team = None
 
+    def sample(self, task: NDArray[np.int64]) -> None:
+        """Let the team choose tokens; ``task`` and what it points to are `sampling.py`'s.
+
+        May come before any step.
+        """
+        workspace = self._workspace
+        if workspace is None:
+            workspace = Workspace.for_batch(self._model, None, self.num_threads, None)
+            self._workspace = workspace
+        team = self._team_in(workspace)
+        workspace.job[p.SAMPLING] = task.ctypes.data
+        team.run(alone=task[NUM_ROWS] == 1)
+        workspace.job[p.SAMPLING] = 0
+
     def _ready_for(self, batch: InputBatch) -> tuple[Workspace, Team]:
         """Return a workspace that holds the batch, and the team that works in it."""
         workspace = self._workspace
@@ -119,11 +135,14 @@ class CpuBackend:
             workspace = Workspace.for_batch(self._model, batch, self.num_threads, workspace)
             workspace.sync[CLAMPED] = clamped
             self._workspace = workspace
+        return workspace, self._team_in(workspace)
+
+    def _team_in(self, workspace: Workspace) -> Team:
         if self._team is None or self._team.pid != os.getpid():
             arrays = self._arrays(workspace)
             step = STEP.get(_signature(arrays), self._say)
             self._team = Team(step, self.num_threads, arrays)
-        return workspace, self._team
+        return self._team
 
     def _arrays(self, workspace: Workspace) -> tuple[NDArray[Any], ...]:
         """Return the arrays in the order in which `decoder.enter` takes them."""
@@ -164,9 +183,9 @@ class Team:
             self, _send_home, step, num_threads, arrays, self._threads, self.pid
         )
 
-    def run(self) -> None:
-        """Compute one step."""
-        self._step(0, self._num_threads, *self._arrays)
+    def run(self, *, alone: bool = False) -> None:
+        """Do one job; ``alone`` is the caller's thread by itself, which wakes nobody."""
+        self._step(0, 1 if alone else self._num_threads, *self._arrays)
 
 
 def _send_home(

@@ -44,6 +44,7 @@ from octavo.backends.cpu.elementwise import (
     store_value,
 )
 from octavo.backends.cpu.gemm import COLUMNS, KIND, U8, matmul
+from octavo.backends.cpu.sampling import sample
 from octavo.backends.cpu.simd import Floats, Ints, kernel, load_f32, store_f32, zero_f32
 from octavo.backends.cpu.team import (
     barrier,
@@ -448,9 +449,12 @@ def enter(
     half_sums: Floats, logits: Floats, items: Ints, parts: Floats, scratches: Floats,
     panels: Floats, seens: Ints,
 ) -> None:  # fmt: skip
-    """Take part in a team: thread 0 runs one step, the others all steps until they are sent home.
+    """Take part in a team: thread 0 does one job, the others all jobs until they are sent home.
 
-    Thread -1 sends them home. Compiled once for every model (`compiled.py`).
+    A job is a step, `forward`, or the choice of tokens after it, `sampling.sample`.
+
+    Thread -1 sends them home. Thread 0 may do a job alone, as if it were one of one, while the
+    others wait. Compiled once for every model (`compiled.py`).
     """
     if thread < 0:
         post_quit(sync)
@@ -459,14 +463,18 @@ def enter(
     done = 0
     while True:
         if thread == 0:
-            post_job(sync)
+            if num_threads > 1:
+                post_job(sync)
         elif not wait_for_job(sync, done):
             break
-        forward(
-            thread, num_threads, sync, model, layers, matrices, arena, floats, reals, keys, values,
-            job, ids, positions, slots, starts, lens, tables, wanted, x, h, wide, y, codes, scales,
-            sums, half_sums, logits, items, parts, scratches, panels, seens,
-        )  # fmt: skip
+        if job[p.SAMPLING] != 0:
+            sample(thread, num_threads, sync, job[p.SAMPLING])
+        else:
+            forward(
+                thread, num_threads, sync, model, layers, matrices, arena, floats, reals, keys,
+                values, job, ids, positions, slots, starts, lens, tables, wanted, x, h, wide, y,
+                codes, scales, sums, half_sums, logits, items, parts, scratches, panels, seens,
+            )  # fmt: skip
         done += 1
         if thread == 0:
             break

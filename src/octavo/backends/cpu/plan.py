@@ -66,9 +66,11 @@ LAYER_SIZE = 25
 EPS, ATTENTION_SCALE, EMBEDDING_SCALE = range(3)
 """The model's real numbers."""
 
-NUM_TOKENS, NUM_SEQS, NUM_ROWS, TABLE_WIDTH, NUM_ITEMS, IS_SPLIT = range(6)
-"""A step's integers. NUM_ROWS are the wanted rows of logits; the last two the step itself sets."""
-JOB_SIZE = 6
+NUM_TOKENS, NUM_SEQS, NUM_ROWS, TABLE_WIDTH, NUM_ITEMS, IS_SPLIT, SAMPLING = range(7)
+"""A job's integers. NUM_ROWS are the wanted rows of logits; NUM_ITEMS and IS_SPLIT the step itself
+sets. Where SAMPLING is not 0 the job is to sample: it is the address of what `sampling.py` reads.
+"""
+JOB_SIZE = 7
 
 ITEM_SEQ, ITEM_ROW, ITEM_ROWS, ITEM_SEGMENT, ITEM_PART, ITEM_PARTS = range(6)
 """A work item of attention: rows of a sequence; which segment, -1 for all; where its state goes,

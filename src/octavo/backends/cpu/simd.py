@@ -47,7 +47,7 @@ Ints: TypeAlias = Any
 # -- types ----------------------------------------------------------------------------------------
 
 _I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-_ELEMENTS = {"f32": ir.FloatType(), "i32": _I32, "i16": _I16}
+_ELEMENTS = {"f64": ir.DoubleType(), "f32": ir.FloatType(), "i32": _I32, "i16": _I16}
 
 
 class Vec(types.Type):
@@ -157,7 +157,8 @@ def join_ir(builder: Any, low: Any, high: Any) -> Any:
     )
 
 
-def _tree_ir(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+def tree_ir(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Return the lanes joined into one number: upper half onto lower half until one is left."""
     while vector.type.count > 1:
         vector = join(half_ir(builder, vector, 0), half_ir(builder, vector, 1))
     return builder.extract_element(vector, ir.Constant(_I32, 0))
@@ -339,25 +340,25 @@ def keep_from(v: F32x16, first: int, other: np.float32) -> F32x16:
 @emit(types.float32, f32x16)
 def sum_lanes(builder, v):
     """The sum of the lanes by one tree: upper half onto lower half, four times."""
-    return _tree_ir(builder, v, builder.fadd)
+    return tree_ir(builder, v, builder.fadd)
 
 
 @emit(types.float32, f32x16)
 def max_lanes(builder, v):
     """The largest lane."""
-    return _tree_ir(builder, v, lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+    return tree_ir(builder, v, lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
 
 @emit(types.int32, i32x16)
 def sum_lanes_i32(builder, v):
     """The sum of the lanes."""
-    return _tree_ir(builder, v, builder.add)
+    return tree_ir(builder, v, builder.add)
 
 
 @emit(types.int32, i32x16)
 def max_lanes_i32(builder, v):
     """The largest lane."""
-    return _tree_ir(builder, v, lambda x, y: builder.select(builder.icmp_signed(">", x, y), x, y))
+    return tree_ir(builder, v, lambda x, y: builder.select(builder.icmp_signed(">", x, y), x, y))
 
 
 @emit(types.float32, types.int32)
@@ -393,7 +394,7 @@ def _operator(python: Any, float_name: str, int_name: str | None) -> None:
 
     @lower_builtin(python, Vec, Vec)
     def _lower(_context, builder, kind, values):
-        name = int_name if kind.return_type.element != "f32" and int_name else float_name
+        name = int_name if kind.return_type.element[0] == "i" and int_name else float_name
         return getattr(builder, name)(*values)
 
 

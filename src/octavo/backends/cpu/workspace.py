@@ -42,7 +42,9 @@ class _Size:
     """Of the longest sequence."""
 
     @classmethod
-    def of(cls, batch: InputBatch) -> _Size:
+    def of(cls, batch: InputBatch | None) -> _Size:
+        if batch is None:
+            return cls(0, 0, 0, 0, 0)
         longest = int(batch.seq_lens.max())
         return cls(
             max(batch.num_tokens, len(batch.logits_indices)),
@@ -106,9 +108,13 @@ class Workspace:
 
     @classmethod
     def for_batch(
-        cls, packed: PackedModel, batch: InputBatch, num_threads: int, before: Workspace | None
+        cls,
+        packed: PackedModel,
+        batch: InputBatch | None,
+        num_threads: int,
+        before: Workspace | None,
     ) -> Workspace:
-        """Return a workspace for ``batch`` and for all that ``before`` was made for."""
+        """Return a workspace for ``batch``, if any, and for all that ``before`` was made for."""
         size = _Size.of(batch).grown(None if before is None else before.size)
         model = packed.model
         # A tile may compute up to seven rows past the last.
