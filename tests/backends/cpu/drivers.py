@@ -5,6 +5,8 @@ from __future__ import annotations
 import numba
 
 from octavo.backends.cpu import attention, elementwise, gemm
+from octavo.backends.cpu.arrays import Codes, Weights
+from octavo.backends.cpu.attention_phase import Queries, pack_queries, write_rows
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.simd import exp, gelu_tanh, load_f32, silu, store_f32
 
@@ -71,8 +73,8 @@ def matmul(
     """All matrices, by one thread."""
     sync[:] = 0
     gemm.matmul(
-        sync, out, stride, x, x_stride, codes, scales, sums, half_sums, num_rows, arena, floats,
-        matrices, 0, matrices.shape[0], panel,
+        sync, out, stride, x, x_stride, Codes(codes, scales, sums, half_sums), num_rows,
+        Weights(matrices, arena, floats), 0, matrices.shape[0], panel,
     )  # fmt: skip
 
 
@@ -83,34 +85,25 @@ def attend(
     """One sequence's last tokens, in tiles of at most ``most`` rows; ``split``: parts, merged."""
     tokens = x.size // stride
     size = attention.MAX_ROWS * (32 + head_dim)
-    q, s = scratch[:4096], scratch[4096:8192]
-    total, part = scratch[8192:], scratch[8192 + size :]
+    parts = scratch[8192 + size :]
+    tile = attention.Tile(scratch, scratch[4096:], limit, low, scratch[8192:], parts)
     for kv_head in range(num_kv_heads):
         base = kv_head * num_blocks * head_dim * 16
+        blocks = attention.Blocks(keys, values, base, tables, 0)
         for first in range(0, tokens * group, most):
             count = min(most, tokens * group - first)
+            queries = Queries(0, kv_head * group, first, count, group)
             n = attention.tile_rows(count)
-            attention.pack_queries(
-                n, q, x, stride, 0, kv_head * group, first, count, group, head_dim, scale, before,
-                window, limit, low,
-            )  # fmt: skip
+            pack_queries(n, tile, queries, x, stride, head_dim, scale, before, window)
             if split != 0:
-                for segment in range((limit[n - 1] + 511) // 512):
-                    attention.attend_segment(
-                        n, q, head_dim, keys, values, base, tables, 0, segment * 512, limit, low,
-                        s, part, segment * size,
-                    )  # fmt: skip
-                for segment in range((limit[n - 1] + 511) // 512):
-                    attention.merge(
-                        n, head_dim, segment * 512, limit, low, total, 0, part, segment * size
-                    )
+                segments = (limit[n - 1] + 511) // 512
+                for i in range(segments):
+                    attention.attend_segment(n, tile, blocks, head_dim, i * 512, parts, i * size)
+                for i in range(segments):
+                    attention.merge(n, tile, head_dim, i * 512, parts, i * size)
             else:
-                attention.attend_tile(
-                    n, q, head_dim, keys, values, base, tables, 0, limit, low, s, total, part
-                )
-            attention.write_rows(
-                total, 0, out, stride, 0, kv_head * group, first, count, group, head_dim
-            )
+                attention.attend_tile(n, tile, blocks, head_dim)
+            write_rows(tile, queries, out, stride, head_dim)
 
 
 _COMPILED = {

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from backends.cpu import drivers, twins
 from backends.cpu.models import tensor
-from octavo.backends.cpu import gemm
 from octavo.backends.cpu.attention import MAX_ROWS
 from octavo.backends.cpu.formats import FORMATS, FROM_FLOATS, blocks_of
+from octavo.backends.cpu.gemm import CHUNK
 from octavo.backends.cpu.packing import WeightPlan, aligned, padded
 from octavo.backends.cpu.team import CLAMPED, new_sync
+from octavo.backends.cpu.tiles import K_CHUNK
 from octavo.model.files.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType
 
 F = np.float32
@@ -199,7 +200,7 @@ def multiply(weight, x: np.ndarray, bias: np.ndarray | None = None) -> np.ndarra
     rows[: len(x), : x.shape[1]] = x
     codes, scales, sums, half = twins.quantise(rows)
     out = aligned(num_rows * room, F)
-    panel = aligned(gemm.CHUNK * gemm.K_CHUNK, F)
+    panel = aligned(CHUNK * K_CHUNK, F)
     drivers.call(
         drivers.matmul, new_sync(), out, room, array(rows), rows.shape[1], array(codes),
         array(scales), array(sums), array(half), len(x), arena, floats, matrices, panel,

@@ -57,15 +57,18 @@ def test_every_path_gives_the_same_bits():
 
 CROSS = """
 import numba
-from octavo.backends.cpu import attention, gemm
+from octavo.backends.cpu import attention, tiles
+from octavo.backends.cpu.arrays import Codes
 from octavo.backends.cpu.compiler import OPTIONS
 from octavo.backends.cpu.machine import DOT_PATH
 
 def product(out, codes, scales, sums, arena, d):
-    gemm.tile_u4_big(out, 0, 64, codes, scales, sums, 0, arena, d, 0)
+    tiles.tile_u4_big(out, 0, 64, Codes(codes, scales, sums, sums), 0, arena, d, 0)
 
 def attend(q, keys, values, tables, limit, low, s, state):
-    attention.segment_d(q, 64, keys, values, 0, tables, 0, 0, 512, limit, low, s, state, 0)
+    tile = attention.Tile(q, s, limit, low, state, state)
+    blocks = attention.Blocks(keys, values, 0, tables, 0)
+    attention.segment_d(tile, blocks, 64, 0, 512, state, 0)
 
 floats, i64, i32 = numba.float32[::1], numba.int64[::1], numba.int32[::1]
 u16, u8, i8 = numba.uint16[::1], numba.uint8[::1], numba.int8[::1]

@@ -20,14 +20,12 @@ float16: a block's scores are one vector, and a head's blocks lie side by side.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
-    Floats,
-    Ints,
     exp,
     fma,
     keep_below,
@@ -41,9 +39,11 @@ from octavo.backends.cpu.simd import (
     splat,
     splat_f32,
     store_f32,
-    sum_lanes,
     zero_f32,
 )
+
+if TYPE_CHECKING:
+    from octavo.backends.cpu.simd import Floats, Ints
 
 SEGMENT, CHUNK, BLOCK = 512, 64, 16
 
@@ -68,27 +68,35 @@ def scratch_size(head_dim: int) -> int:
 L_AT, O_AT = MAX_ROWS * 16, MAX_ROWS * 32
 
 
+class Blocks(NamedTuple):
+    """Where one sequence's tokens lie, of one layer and KV head."""
+
+    keys: Ints
+    values: Ints
+    base: int  # the head's first place in both
+    tables: Ints
+    table_at: int
+
+
+class Tile(NamedTuple):
+    """A thread's room for a tile."""
+
+    q: Floats  # [head_dim, rows]
+    s: Floats  # [rows, 64]
+    limit: Ints  # row r sees the tokens low[r] .. limit[r] - 1
+    low: Ints
+    total: Floats  # two states
+    part: Floats
+
+
 def make_segment(rows: int) -> Any:
     """Return the function that attends ``rows`` rows over a part of one segment."""
 
     @kernel
     def segment(
-        q: Floats,
-        head_dim: int,
-        keys: Ints,
-        values: Ints,
-        base: int,
-        tables: Ints,
-        table_at: int,
-        first: int,
-        stop: int,
-        limit: Ints,
-        low: Ints,
-        s: Floats,
-        state: Floats,
-        at: int,
+        tile: Tile, blocks: Blocks, head_dim: int, first: int, stop: int, state: Floats, at: int
     ) -> None:
-        # q [head_dim, rows]; s [rows, 64]; row r sees the tokens low[r] .. limit[r] - 1
+        q, s, limit, low = tile.q, tile.s, tile.limit, tile.low
         size = head_dim * BLOCK
         end = min(stop, limit[rows - 1])
         begin = max(first, low[0] // CHUNK * CHUNK)
@@ -101,10 +109,10 @@ def make_segment(rows: int) -> Any:
             block0 = max(low[0] - chunk, 0) // BLOCK
             block1 = min(CHUNK // BLOCK, (end - chunk + BLOCK - 1) // BLOCK)
             for b in range(block0, block1):
-                place = base + tables[table_at + chunk // BLOCK + b] * size
+                place = blocks.base + blocks.tables[blocks.table_at + chunk // BLOCK + b] * size
                 acc = regs_f32(rows, 1)
                 for d in range(head_dim):
-                    k = load_f16(keys, place + d * 16)
+                    k = load_f16(blocks.keys, place + d * 16)
                     for r in range(rows):
                         acc[r, 0] = fma(splat_f32(q, d * rows + r), k, acc[r, 0])
                 for r in range(rows):
@@ -117,17 +125,19 @@ def make_segment(rows: int) -> Any:
                 for r in range(rows):
                     total[r, 0] = load_f32(state, at + O_AT + r * head_dim + d)
                 for b in range(block0, block1):
-                    place = base + tables[table_at + chunk // BLOCK + b] * size + d
+                    place = (
+                        blocks.base + blocks.tables[blocks.table_at + chunk // BLOCK + b] * size + d
+                    )
                     t0 = chunk + b * BLOCK
                     if low[rows - 1] <= t0 and t0 + BLOCK <= limit[0]:
                         for t in range(BLOCK):
-                            v = load_f16(values, place + t * head_dim)
+                            v = load_f16(blocks.values, place + t * head_dim)
                             for r in range(rows):
                                 p = splat_f32(s, r * CHUNK + b * BLOCK + t)
                                 total[r, 0] = fma(p, v, total[r, 0])
                     else:
                         for t in range(max(low[0] - t0, 0), min(BLOCK, end - t0)):
-                            v = load_f16(values, place + t * head_dim)
+                            v = load_f16(blocks.values, place + t * head_dim)
                             for r in range(rows):
                                 if low[r] <= t0 + t and t0 + t < limit[r]:
                                     p = splat_f32(s, r * CHUNK + b * BLOCK + t)
@@ -188,146 +198,52 @@ def tile_rows(count: int) -> int:
 
 @kernel
 def attend_segment(
-    rows: int,
-    q: Floats,
-    head_dim: int,
-    keys: Ints,
-    values: Ints,
-    base: int,
-    tables: Ints,
-    table_at: int,
-    first: int,
-    limit: Ints,
-    low: Ints,
-    s: Floats,
-    state: Floats,
-    at: int,
+    rows: int, tile: Tile, blocks: Blocks, head_dim: int, first: int, state: Floats, at: int
 ) -> None:
     """Attend a tile over the segment that begins at ``first``, into a fresh state."""
     stop = first + SEGMENT
     if rows == ROWS_A:
-        segment_a(
-            q, head_dim, keys, values, base, tables, table_at, first, stop, limit, low, s, state, at
-        )
+        segment_a(tile, blocks, head_dim, first, stop, state, at)
     elif rows == ROWS_B:
-        segment_b(
-            q, head_dim, keys, values, base, tables, table_at, first, stop, limit, low, s, state, at
-        )
+        segment_b(tile, blocks, head_dim, first, stop, state, at)
     elif rows == ROWS_C:
-        segment_c(
-            q, head_dim, keys, values, base, tables, table_at, first, stop, limit, low, s, state, at
-        )
+        segment_c(tile, blocks, head_dim, first, stop, state, at)
     else:
-        segment_d(
-            q, head_dim, keys, values, base, tables, table_at, first, stop, limit, low, s, state, at
-        )
+        segment_d(tile, blocks, head_dim, first, stop, state, at)
 
 
 @kernel
-def pack_queries(
-    rows: int,
-    q: Floats,
-    x: Floats,
-    x_stride: int,
-    token: int,
-    head: int,
-    first_row: int,
-    num_rows: int,
-    group: int,
-    head_dim: int,
-    scale: float,
-    position: int,
-    window: int,
-    limit: Ints,
-    low: Ints,
-) -> None:
-    """Gather a tile's queries, scaled, as q [head_dim, rows], and what each row may see.
-
-    Row i of a sequence is head ``head + i % group`` of its token i // group, which is the
-    ``token + i // group``-th of the batch, at ``position + i // group``.
-    """
-    factor = np.float32(scale)
-    for r in range(rows):
-        i = first_row + min(r, num_rows - 1)
-        place = (token + i // group) * x_stride + (head + i % group) * head_dim
-        for d in range(head_dim):
-            q[d * rows + r] = x[place + d] * factor
-        limit[r] = position + i // group + 1
-        low[r] = max(0, limit[r] - window) if window > 0 else 0
-
-
-@kernel
-def merge(
-    rows: int, head_dim: int, first: int, limit: Ints, low: Ints,
-    total: Floats, total_at: int, part: Floats, part_at: int,
-) -> None:  # fmt: skip
+def merge(rows: int, tile: Tile, head_dim: int, first: int, part: Floats, part_at: int) -> None:
     """Fold the state of the segment at ``first`` into the running total, row by row.
 
     A segment that a row sees nothing of changes nothing; the first that it sees is taken over.
     """
+    limit, low, total = tile.limit, tile.low, tile.total
     for r in range(rows):
         if limit[r] <= first or low[r] >= first + SEGMENT:
             continue
         sums, outs = L_AT + r * 16, O_AT + r * head_dim
         if low[r] >= first:
-            total[total_at + r] = part[part_at + r]
-            store_f32(total, total_at + sums, load_f32(part, part_at + sums))
+            total[r] = part[part_at + r]
+            store_f32(total, sums, load_f32(part, part_at + sums))
             for d in range(outs, outs + head_dim, 16):
-                store_f32(total, total_at + d, load_f32(part, part_at + d))
+                store_f32(total, d, load_f32(part, part_at + d))
             continue
-        old, other = total[total_at + r], part[part_at + r]
+        old, other = total[r], part[part_at + r]
         new = max(old, other)
         a, b = exp(splat(old - new)), exp(splat(other - new))
-        total[total_at + r] = new
-        both = fma(load_f32(total, total_at + sums), a, load_f32(part, part_at + sums) * b)
-        store_f32(total, total_at + sums, both)
+        total[r] = new
+        both = fma(load_f32(total, sums), a, load_f32(part, part_at + sums) * b)
+        store_f32(total, sums, both)
         for d in range(outs, outs + head_dim, 16):
-            both = fma(load_f32(total, total_at + d), a, load_f32(part, part_at + d) * b)
-            store_f32(total, total_at + d, both)
+            both = fma(load_f32(total, d), a, load_f32(part, part_at + d) * b)
+            store_f32(total, d, both)
 
 
 @kernel
-def write_rows(
-    total: Floats,
-    at: int,
-    out: Floats,
-    out_stride: int,
-    token: int,
-    head: int,
-    first_row: int,
-    num_rows: int,
-    group: int,
-    head_dim: int,
-) -> None:
-    """Write o / l of a tile's rows where their heads lie in the rows of ``out``."""
-    for r in range(num_rows):
-        i = first_row + r
-        place = (token + i // group) * out_stride + (head + i % group) * head_dim
-        inverse = splat(_ONE / sum_lanes(load_f32(total, at + L_AT + r * 16)))
-        for d in range(0, head_dim, 16):
-            o = load_f32(total, at + O_AT + r * head_dim + d)
-            store_f32(out, place + d, o * inverse)
-
-
-@kernel
-def attend_tile(
-    rows: int,
-    q: Floats,
-    head_dim: int,
-    keys: Ints,
-    values: Ints,
-    base: int,
-    tables: Ints,
-    table_at: int,
-    limit: Ints,
-    low: Ints,
-    s: Floats,
-    total: Floats,
-    part: Floats,
-) -> None:
-    """Attend a tile over all that it sees: its segments in ascending order, into ``total``."""
-    for first in range(low[0] // SEGMENT * SEGMENT, limit[rows - 1], SEGMENT):
-        attend_segment(
-            rows, q, head_dim, keys, values, base, tables, table_at, first, limit, low, s, part, 0
-        )
-        merge(rows, head_dim, first, limit, low, total, 0, part, 0)
+def attend_tile(rows: int, tile: Tile, blocks: Blocks, head_dim: int) -> None:
+    """Attend a tile over all that it sees: its segments in ascending order, into its ``total``."""
+    begin = tile.low[0] // SEGMENT * SEGMENT
+    for first in range(begin, tile.limit[rows - 1], SEGMENT):
+        attend_segment(rows, tile, blocks, head_dim, first, tile.part, 0)
+        merge(rows, tile, head_dim, first, tile.part, 0)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 
 from octavo.backends.cpu.machine import DOT_PATH
-from octavo.backends.cpu.simd import (
+from octavo.backends.cpu.simd.memory import regs_i16, regs_i32
+from octavo.backends.cpu.simd.vectors import (
     call,
     constant,
     emit,
@@ -31,8 +32,6 @@ from octavo.backends.cpu.simd import (
     i32x16,
     join_ir,
     lanes_ir,
-    regs_i16,
-    regs_i32,
 )
 
 if TYPE_CHECKING:

@@ -11,20 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.cpu.gemm import (
-    BF16,
-    CODES,
-    COLUMNS,
-    F16,
-    F32,
-    GROUP,
-    KIND,
-    MINIMA,
-    OFFSET,
-    SCALES,
-    U4,
-    WIDE,
-)
+from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.simd import (
     F32x16,
     Floats,
@@ -262,16 +249,16 @@ def store_value(
 @kernel
 def embed_row(arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: int) -> None:
     """out = row ``token`` of a packed matrix, as its file's dequantisation gives it, * factor."""
-    columns = d[COLUMNS]
+    columns = d[p.COLUMNS]
     block, lane = token // 16, token % 16
-    kind = d[KIND]
+    kind = d[p.KIND]
     for k in range(columns):
-        place = d[CODES] + ((block * columns + k) * 16 + lane) * 2
-        if kind == F32:
-            value = scalar_f32(arena, d[CODES] + ((block * columns + k) * 16 + lane) * 4)
-        elif kind == F16:
+        place = d[p.CODES] + ((block * columns + k) * 16 + lane) * 2
+        if kind == p.F32:
+            value = scalar_f32(arena, d[p.CODES] + ((block * columns + k) * 16 + lane) * 4)
+        elif kind == p.F16:
             value = scalar_f16(arena, place)
-        elif kind == BF16:
+        elif kind == p.BF16:
             value = scalar_bf16(arena, place)
         else:
             value = _coded_value(arena, d, block, lane, k)
@@ -281,23 +268,23 @@ def embed_row(arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: 
 @inlined
 def _coded_value(arena: Ints, d: Ints, block: int, lane: int, k: int) -> Any:
     """scale * code + minimum, each operation rounded, as the file's type defines it."""
-    columns = d[COLUMNS]
-    if d[KIND] == U4:
+    columns = d[p.COLUMNS]
+    if d[p.KIND] == p.U4:
         j = k % 16 // 4
-        pair = arena[d[CODES] + (block * columns + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
+        pair = arena[d[p.CODES] + (block * columns + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
         code = np.int64(pair >> 4 if k % 32 >= 16 else pair & 15)
     else:
-        code = np.int64(arena[d[CODES] + (block * columns + k // 4 * 4) * 16 + lane * 4 + k % 4])
-    group = (block * (columns // d[GROUP]) + k // d[GROUP]) * 16 + lane
-    wide = d[WIDE] != 0
+        code = np.int64(arena[d[p.CODES] + (block * columns + k // 4 * 4) * 16 + lane * 4 + k % 4])
+    group = (block * (columns // d[p.GROUP]) + k // d[p.GROUP]) * 16 + lane
+    wide = d[p.WIDE] != 0
     if wide:
-        scale = scalar_f32(arena, d[SCALES] + group * 4)
+        scale = scalar_f32(arena, d[p.SCALES] + group * 4)
     else:
-        scale = scalar_f16(arena, d[SCALES] + group * 2)
-    if d[MINIMA] < 0:
-        return np.float32(code - d[OFFSET]) * scale
+        scale = scalar_f16(arena, d[p.SCALES] + group * 2)
+    if d[p.MINIMA] < 0:
+        return np.float32(code - d[p.OFFSET]) * scale
     if wide:
-        minimum = scalar_f32(arena, d[MINIMA] + group * 4)
+        minimum = scalar_f32(arena, d[p.MINIMA] + group * 4)
     else:
-        minimum = scalar_f16(arena, d[MINIMA] + group * 2)
+        minimum = scalar_f16(arena, d[p.MINIMA] + group * 2)
     return np.float32(code) * scale + minimum

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from octavo.backends.cpu import gemm
+from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.formats import FORMATS, FROM_FLOATS, Coded, Format, blocks_of
+from octavo.backends.cpu.gemm import BLOCK, CHUNK
 from octavo.model.files.quants import GGMLType
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 512  # a multiple of 64; their codes stay in the cache between two passes
 _FLOAT_KINDS: Final[dict[GGMLType, tuple[int, np.dtype[Any]]]] = {
-    GGMLType.F16: (gemm.F16, np.dtype("<u2")),
-    GGMLType.BF16: (gemm.BF16, np.dtype("<u2")),
-    GGMLType.F32: (gemm.F32, np.dtype("<u4")),
+    GGMLType.F16: (p.F16, np.dtype("<u2")),
+    GGMLType.BF16: (p.BF16, np.dtype("<u2")),
+    GGMLType.F32: (p.F32, np.dtype("<u4")),
 }
 
 
@@ -105,13 +106,13 @@ class WeightPlan:
         """
         first, out_at = len(self._planned), 0
         for tensor, bias in zip(tensors, biases, strict=True):
-            room = padded(tensor.shape[0], gemm.CHUNK)
+            room = padded(tensor.shape[0], CHUNK)
             last = self._planned[-1] if len(self._planned) > first else None
             if last is None or not _alike(last, tensor, bias):
                 last = self._new_matrix(tensor, out_at, bias)
-            last.tensors.append((tensor, last.fields[gemm.PADDED_ROWS]))
-            last.fields[gemm.ROWS] = last.fields[gemm.PADDED_ROWS] + tensor.shape[0]
-            last.fields[gemm.PADDED_ROWS] += room
+            last.tensors.append((tensor, last.fields[p.PADDED_ROWS]))
+            last.fields[p.ROWS] = last.fields[p.PADDED_ROWS] + tensor.shape[0]
+            last.fields[p.PADDED_ROWS] += room
             if bias is not None:
                 self.add_vector((bias, room))
             out_at += room
@@ -122,7 +123,7 @@ class WeightPlan:
     def pack(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.float32]]:
         """Return the arena, the table of matrices and the floats."""
         arena = aligned(self._num_bytes, np.uint8)
-        table = np.zeros((len(self._planned), gemm.MATRIX_FIELDS), np.int64)
+        table = np.zeros((len(self._planned), p.MATRIX_SIZE), np.int64)
         floats = aligned(self._num_floats + 64, np.float32)
         for i, planned in enumerate(self._planned):
             for column, value in planned.fields.items():
@@ -141,16 +142,16 @@ class WeightPlan:
     ) -> _Planned:
         kind, form = _kind_of(tensor)
         fields = {
-            gemm.KIND: kind,
-            gemm.ROWS: 0,
-            gemm.PADDED_ROWS: 0,
-            gemm.COLUMNS: padded(tensor.shape[1], 32),
-            gemm.WIDE: int(form is not None and form.wide),
-            gemm.OFFSET: 0 if form is None else form.offset,
-            gemm.GROUP: 32 if form is None else form.group,
-            gemm.MINIMA: -1,
-            gemm.BIAS: -1 if bias is None else self._num_floats,
-            gemm.OUT_AT: out_at,
+            p.KIND: kind,
+            p.ROWS: 0,
+            p.PADDED_ROWS: 0,
+            p.COLUMNS: padded(tensor.shape[1], 32),
+            p.WIDE: int(form is not None and form.wide),
+            p.OFFSET: 0 if form is None else form.offset,
+            p.GROUP: 32 if form is None else form.group,
+            p.MINIMA: -1,
+            p.BIAS: -1 if bias is None else self._num_floats,
+            p.OUT_AT: out_at,
         }
         self._planned.append(_Planned(fields, form))
         return self._planned[-1]
@@ -158,17 +159,17 @@ class WeightPlan:
     def _place(self, planned: _Planned) -> None:
         """Give a matrix its room in the arena."""
         fields, form = planned.fields, planned.format
-        size = fields[gemm.PADDED_ROWS] * fields[gemm.COLUMNS]
-        fields[gemm.CODES] = self._num_bytes
+        size = fields[p.PADDED_ROWS] * fields[p.COLUMNS]
+        fields[p.CODES] = self._num_bytes
         if form is None:
-            self._num_bytes += size * (4 if fields[gemm.KIND] == gemm.F32 else 2)
+            self._num_bytes += size * (4 if fields[p.KIND] == p.F32 else 2)
             return
         self._num_bytes += size * form.bits // 8
         scale_bytes = size // form.group * (4 if form.wide else 2)
-        fields[gemm.SCALES] = self._num_bytes
+        fields[p.SCALES] = self._num_bytes
         self._num_bytes += scale_bytes
         if form.has_minima:
-            fields[gemm.MINIMA] = self._num_bytes
+            fields[p.MINIMA] = self._num_bytes
             self._num_bytes += scale_bytes
         self._num_bytes = padded(self._num_bytes, 64)
 
@@ -177,15 +178,15 @@ def _kind_of(tensor: Tensor) -> tuple[int, Format | None]:
     if tensor.type in _FLOAT_KINDS:
         return _FLOAT_KINDS[tensor.type][0], None
     form = FORMATS.get(tensor.type, FROM_FLOATS)
-    return (gemm.U4 if form.bits == 4 else gemm.U8), form
+    return (p.U4 if form.bits == 4 else p.U8), form
 
 
 def _alike(planned: _Planned, tensor: Tensor, bias: NDArray[np.float32] | None) -> bool:
     kind, form = _kind_of(tensor)
     return (
-        planned.fields[gemm.KIND] == kind
+        planned.fields[p.KIND] == kind
         and planned.format is form
-        and (planned.fields[gemm.BIAS] >= 0) == (bias is not None)
+        and (planned.fields[p.BIAS] >= 0) == (bias is not None)
     )
 
 
@@ -195,14 +196,14 @@ def _alike(planned: _Planned, tensor: Tensor, bias: NDArray[np.float32] | None) 
 def _pack_codes(
     arena: NDArray[np.uint8], fields: dict[int, int], form: Format, tensor: Tensor, row: int
 ) -> None:
-    K = fields[gemm.COLUMNS]  # noqa: N806
+    K = fields[p.COLUMNS]  # noqa: N806
     words = K // 32 * form.bits  # 32-bit words of a row's codes
-    rows, scale = fields[gemm.PADDED_ROWS], np.dtype("<f4" if form.wide else "<f2")
-    codes = _view(arena, fields[gemm.CODES], np.dtype("<u4"), rows, words)
-    scales = _view(arena, fields[gemm.SCALES], scale, rows, K // form.group)
+    rows, scale = fields[p.PADDED_ROWS], np.dtype("<f4" if form.wide else "<f2")
+    codes = _view(arena, fields[p.CODES], np.dtype("<u4"), rows, words)
+    scales = _view(arena, fields[p.SCALES], scale, rows, K // form.group)
     minima = None
     if form.has_minima:
-        minima = _view(arena, fields[gemm.MINIMA], scale, rows, K // form.group)
+        minima = _view(arena, fields[p.MINIMA], scale, rows, K // form.group)
     for first, coded in _coded_rows(form, tensor):
         place = row + first
         _transpose(codes, place, coded.codes.view("<u4"))
@@ -226,7 +227,7 @@ def _pack_floats(
     arena: NDArray[np.uint8], fields: dict[int, int], tensor: Tensor, row: int
 ) -> None:
     dtype = _FLOAT_KINDS[tensor.type][1]
-    target = _view(arena, fields[gemm.CODES], dtype, fields[gemm.PADDED_ROWS], fields[gemm.COLUMNS])
+    target = _view(arena, fields[p.CODES], dtype, fields[p.PADDED_ROWS], fields[p.COLUMNS])
     values = tensor.data.view(dtype).reshape(tensor.shape)
     for first in range(0, len(values), _ROWS_AT_ONCE):
         _transpose(target, row + first, values[first : first + _ROWS_AT_ONCE])
@@ -237,16 +238,16 @@ def _view(
 ) -> NDArray[Any]:
     """Return a part of the arena as [rows / 16, items, 16]."""
     flat = arena[place : place + rows * items * dtype.itemsize].view(dtype)
-    return flat.reshape(rows // gemm.BLOCK, items, gemm.BLOCK)
+    return flat.reshape(rows // BLOCK, items, BLOCK)
 
 
 def _transpose(target: NDArray[Any], row: int, values: NDArray[Any]) -> None:
     """Write rows [n, items] into blocks of sixteen lanes, from ``row`` (a multiple of 16) on."""
-    whole = len(values) // gemm.BLOCK
+    whole = len(values) // BLOCK
     items = values.shape[1]  # of float rows K may be padded
-    block = row // gemm.BLOCK
-    blocks = values[: whole * gemm.BLOCK].reshape(whole, gemm.BLOCK, items)
+    block = row // BLOCK
+    blocks = values[: whole * BLOCK].reshape(whole, BLOCK, items)
     target[block : block + whole, :items] = blocks.transpose(0, 2, 1)
-    rest = len(values) - whole * gemm.BLOCK
+    rest = len(values) - whole * BLOCK
     if rest:
-        target[block + whole, :items, :rest] = values[whole * gemm.BLOCK :].T
+        target[block + whole, :items, :rest] = values[whole * BLOCK :].T

@@ -1,8 +1,9 @@
 """The numbers that steer the forward pass: names of columns, no arithmetic.
 
 The compiled function is one for every model: what differs between models is data. `MODEL` are the
-model's integers, `LAYER` a layer's, `JOB` a step's. A place is an index into the array of floats,
--1 where the model has no such vector; matrices go by (first, count) in the table of matrices.
+model's integers, `LAYER` a layer's, `MATRIX` a matrix's, `JOB` a step's. A place is an index into
+the array of floats, -1 where the model has no such vector; matrices go by (first, count) in the
+table of matrices.
 """
 
 from __future__ import annotations
@@ -76,3 +77,14 @@ ITEM_SEQ, ITEM_ROW, ITEM_ROWS, ITEM_SEGMENT, ITEM_PART, ITEM_PARTS = range(6)
 """A work item of attention: rows of a sequence; which segment, -1 for all; where its state goes,
 and on a tile's first item how many parts there are to merge."""
 ITEM_SIZE = 6
+
+KIND, ROWS, PADDED_ROWS, COLUMNS, CODES, SCALES, MINIMA, WIDE, OFFSET, GROUP, BIAS, OUT_AT = range(
+    12
+)
+"""A matrix's integers. CODES, SCALES and MINIMA are bytes into the arena of weights; MINIMA -1: the
+minimum is -OFFSET * scale. WIDE: scales are float32, not float16. BIAS: place of the first, -1 for
+none. OUT_AT: first column of the output."""
+MATRIX_SIZE = 12
+
+U4, U8, F16, BF16, F32 = range(5)
+"""What KIND may be. Up to U8 they multiply quantised rows."""

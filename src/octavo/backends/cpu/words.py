@@ -15,14 +15,8 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from octavo.backends.cpu.simd import (
-    Vec,
-    constant,
-    emit,
-    f32x16,
-    splat_ir,
-    tree_ir,
-)
+from octavo.backends.cpu.simd.arithmetic import tree_ir
+from octavo.backends.cpu.simd.vectors import Vec, constant, emit, f32x16, splat_ir
 
 _FLOAT, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 _BITS = ir.VectorType(_I32, 16)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.backends.cpu import gemm
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import MAX_ROWS, SEGMENT, scratch_size, state_size
+from octavo.backends.cpu.gemm import CHUNK
 from octavo.backends.cpu.packing import aligned, padded
 from octavo.backends.cpu.team import new_sync
+from octavo.backends.cpu.tiles import BIG_ROWS, K_CHUNK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +78,7 @@ class _Size:
 
 @dataclass(slots=True)
 class Workspace:
-    """See `decoder.forward` for what each array is to the step."""
+    """See `arrays.py` for what each array is to the step."""
 
     size: _Size
     sync: Ints64
@@ -118,8 +119,8 @@ class Workspace:
         size = _Size.of(batch).grown(None if before is None else before.size)
         model = packed.model
         # A tile may compute up to seven rows past the last.
-        tokens = padded(size.tokens, 8) + gemm.BIG_ROWS
-        rows = padded(size.rows, 8) + gemm.BIG_ROWS
+        tokens = padded(size.tokens, 8) + BIG_ROWS
+        rows = padded(size.rows, 8) + BIG_ROWS
         y_stride, head_dim = int(model[p.Y_STRIDE]), int(model[p.HEAD_DIM])
         group = int(model[p.HEADS] // model[p.KV_HEADS])
         # Segments become items of their own only while there are few tiles (`_plan_attention`).
@@ -155,7 +156,7 @@ class Workspace:
             items=np.zeros((num_items, p.ITEM_SIZE), np.int64),
             parts=room(num_parts * int(model[p.KV_HEADS]), state_size(head_dim)),
             scratches=aligned((num_threads, padded(scratch_size(head_dim), 64)), np.float32),
-            panels=aligned((num_threads, gemm.CHUNK * gemm.K_CHUNK), np.float32),
+            panels=aligned((num_threads, CHUNK * K_CHUNK), np.float32),
             seens=np.zeros((num_threads, 2 * MAX_ROWS + 8), np.int64),
             stride=int(model[p.LOGITS_STRIDE]),
         )

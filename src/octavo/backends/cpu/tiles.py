@@ -1,0 +1,222 @@
+"""The tiles of a matrix product: rows x vectors of 16 outputs in registers, one for each format.
+
+    out[m, n] = sum over groups g of 32 k's, in ascending order:
+                    acc = fma(float(dot of codes), weight scale * row scale, acc)
+                    acc = fma(weight minimum, row scale * sum of row codes, acc)
+
+A tile's accumulators never leave registers and no sum runs across lanes, so an output's bits depend
+on its row and its weights alone: one row computed alone equals the same row among any others. K is
+never split. 16-bit and float32 weights are multiplied with the float32 row, k by k, in ascending
+order. `packing.py` describes the layout; ``d`` is a matrix's integers (`plan.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo.backends.cpu import dots
+from octavo.backends.cpu import plan as p
+from octavo.backends.cpu.dots import high_nibbles, low_nibbles
+from octavo.backends.cpu.machine import HAS_AVX512
+from octavo.backends.cpu.simd import (
+    F32x16,
+    Floats,
+    Ints,
+    fma,
+    inlined,
+    kernel,
+    load_codes,
+    load_f16,
+    load_f32,
+    regs_f32,
+    regs_i32,
+    splat,
+    splat_bytes,
+    splat_f32,
+    store_f32,
+    to_f32,
+)
+
+if TYPE_CHECKING:
+    from octavo.backends.cpu.arrays import Codes
+
+K_CHUNK = 256
+"""How many k's of 16-bit weights are widened at once."""
+
+BIG_ROWS, BIG_VECTORS = (8, 2) if HAS_AVX512 else (8, 1)
+SMALL_ROWS, SMALL_VECTORS = (4, 2) if HAS_AVX512 else (4, 1)
+SINGLE_VECTORS = 4
+FLOAT_ROWS, FLOAT_VECTORS = (8, 2) if HAS_AVX512 else (4, 1)
+
+regs_u4, step_u4, finish_u4 = dots.regs_u4, dots.step_u4, dots.finish_u4
+regs_u8, step_u8, finish_u8 = dots.regs_u8, dots.step_u8, dots.finish_u8
+
+
+@inlined
+def load_scale(arena: Ints, place: int, wide: bool) -> F32x16:
+    """Sixteen scales or minima: float32 where they are ``wide``, else float16."""
+    return load_f32(arena, place) if wide else load_f16(arena, place)
+
+
+def make_tile_u4(rows: int, vectors: int) -> Any:
+    """Return the tile for 4-bit codes: groups of 32, 256 bytes for a block's group."""
+
+    @kernel
+    def tile(
+        out: Floats,
+        at: int,
+        stride: int,
+        x: Codes,
+        row: int,
+        arena: Ints,
+        d: Ints,
+        block: int,
+    ) -> None:
+        # out[at + r * stride + v * 16]
+        columns = d[p.COLUMNS]
+        groups = columns // 32
+        wide = d[p.WIDE] != 0
+        scale_bytes = 4 if wide else 2
+        has_minima = d[p.MINIMA] >= 0
+        offset = splat(np.float32(-d[p.OFFSET]))
+        acc = regs_f32(rows, vectors)
+        for g in range(groups):
+            dot = regs_u4(rows, vectors)
+            for j in range(4):  # 64 bytes: k's 4j .. 4j + 3 low, 16 + 4j .. 16 + 4j + 3 high
+                packed = regs_i32(1, vectors)
+                for v in range(vectors):
+                    packed[0, v] = load_codes(
+                        arena, d[p.CODES] + ((block + v) * groups + g) * 256 + j * 64
+                    )
+                for r in range(rows):
+                    four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
+                    for v in range(vectors):
+                        dot[r, v] = step_u4(dot[r, v], low_nibbles(packed[0, v]), four)
+                for r in range(rows):
+                    four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4 + 16)
+                    for v in range(vectors):
+                        dot[r, v] = step_u4(dot[r, v], high_nibbles(packed[0, v]), four)
+            for v in range(vectors):
+                place = ((block + v) * groups + g) * 16 * scale_bytes
+                scale = load_scale(arena, d[p.SCALES] + place, wide)
+                minimum = scale * offset
+                if has_minima:
+                    minimum = load_scale(arena, d[p.MINIMA] + place, wide)
+                for r in range(rows):
+                    row_scale = splat_f32(x.scales, (row + r) * groups + g)
+                    row_sum = splat_f32(x.sums, (row + r) * groups + g)
+                    total = fma(to_f32(finish_u4(dot[r, v])), scale * row_scale, acc[r, v])
+                    acc[r, v] = fma(minimum, row_sum, total)
+        for r in range(rows):
+            for v in range(vectors):
+                store_f32(out, at + r * stride + v * 16, acc[r, v])
+
+    return tile
+
+
+def make_tile_u8(rows: int, vectors: int) -> Any:
+    """Return the tile for 8-bit codes: groups of 32 or 16, 512 bytes for a block's 32 k's."""
+
+    @kernel
+    def tile(
+        out: Floats,
+        at: int,
+        stride: int,
+        x: Codes,
+        row: int,
+        arena: Ints,
+        d: Ints,
+        block: int,
+    ) -> None:
+        columns = d[p.COLUMNS]
+        groups = columns // 32
+        parts = 32 // d[p.GROUP]  # 1, or 2 where each half of the 32 has its own scale
+        wide = d[p.WIDE] != 0
+        scale_bytes = 4 if wide else 2
+        has_minima = d[p.MINIMA] >= 0
+        offset = splat(np.float32(-d[p.OFFSET]))
+        acc = regs_f32(rows, vectors)
+        for g in range(groups):
+            for part in range(parts):
+                dot = regs_u8(rows, vectors)
+                for j in range(part * 4, 8 if parts == 1 else part * 4 + 4):
+                    packed = regs_i32(1, vectors)
+                    for v in range(vectors):
+                        packed[0, v] = load_codes(
+                            arena, d[p.CODES] + ((block + v) * groups + g) * 512 + j * 64
+                        )
+                    for r in range(rows):
+                        four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
+                        for v in range(vectors):
+                            dot[r, v] = step_u8(dot[r, v], packed[0, v], four)
+                for v in range(vectors):
+                    place = (((block + v) * groups + g) * parts + part) * 16 * scale_bytes
+                    scale = load_scale(arena, d[p.SCALES] + place, wide)
+                    minimum = scale * offset
+                    if has_minima:
+                        minimum = load_scale(arena, d[p.MINIMA] + place, wide)
+                    for r in range(rows):
+                        row_scale = splat_f32(x.scales, (row + r) * groups + g)
+                        if parts == 1:
+                            row_sum = splat_f32(x.sums, (row + r) * groups + g)
+                        else:
+                            row_sum = splat_f32(x.half_sums, ((row + r) * groups + g) * 2 + part)
+                        total = fma(to_f32(finish_u8(dot[r, v])), scale * row_scale, acc[r, v])
+                        acc[r, v] = fma(minimum, row_sum, total)
+        for r in range(rows):
+            for v in range(vectors):
+                store_f32(out, at + r * stride + v * 16, acc[r, v])
+
+    return tile
+
+
+def make_tile_float(rows: int, vectors: int) -> Any:
+    """Return the tile for weights widened to float32: k's ``first`` to ``first + count`` - 1.
+
+    The accumulators wait in ``out`` between two runs of k's.
+    """
+
+    @kernel
+    def tile(
+        out: Floats,
+        at: int,
+        stride: int,
+        x: Floats,
+        x_at: int,
+        x_stride: int,
+        panel: Floats,
+        panel_at: int,
+        first: int,
+        count: int,
+    ) -> None:
+        # panel [vectors, K_CHUNK, 16]
+        acc = regs_f32(rows, vectors)
+        if first > 0:
+            for r in range(rows):
+                for v in range(vectors):
+                    acc[r, v] = load_f32(out, at + r * stride + v * 16)
+        for k in range(count):
+            w = regs_f32(1, vectors)
+            for v in range(vectors):
+                w[0, v] = load_f32(panel, panel_at + (v * K_CHUNK + k) * 16)
+            for r in range(rows):
+                value = splat_f32(x, x_at + r * x_stride + first + k)
+                for v in range(vectors):
+                    acc[r, v] = fma(w[0, v], value, acc[r, v])
+        for r in range(rows):
+            for v in range(vectors):
+                store_f32(out, at + r * stride + v * 16, acc[r, v])
+
+    return tile
+
+
+tile_u4_big = make_tile_u4(BIG_ROWS, BIG_VECTORS)
+tile_u4_small = make_tile_u4(SMALL_ROWS, SMALL_VECTORS)
+tile_u4_single = make_tile_u4(1, SINGLE_VECTORS)
+tile_u8_big = make_tile_u8(BIG_ROWS, BIG_VECTORS)
+tile_u8_small = make_tile_u8(SMALL_ROWS, SMALL_VECTORS)
+tile_u8_single = make_tile_u8(1, SINGLE_VECTORS)
+tile_float_big = make_tile_float(FLOAT_ROWS, FLOAT_VECTORS)
+tile_float_single = make_tile_float(1, SINGLE_VECTORS)
