@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
+from octavo.backends.base import InputBatch
 from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.decoder import enter
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo.backends.base import InputBatch
     from octavo.backends.cpu.packing import Tensor
     from octavo.model.spec import ModelSpec
 
@@ -69,7 +69,8 @@ class CpuBackend:
         if spec.head_dim % 16:
             raise ConfigError(
                 f"the model's heads have {spec.head_dim} dimensions; the cpu backend computes "
-                "multiples of 16: use the reference backend",
+                "multiples of 16: take the reference backend, which computes any (--backend "
+                "reference)",
                 param="backend",
             )
         self.spec = spec
@@ -85,6 +86,21 @@ class CpuBackend:
         self._team: Team | None = None
         self._workspace: Workspace | None = None
         self._say = say
+
+    def prepare(self) -> None:
+        """Compile or load the kernels now, and call the team; else the first step does."""
+        one, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
+        self._ready_for(
+            InputBatch(
+                input_ids=one,
+                positions=one,
+                slot_mapping=one,
+                query_start_loc=np.array([0, 1], np.int32),
+                seq_lens=one,
+                block_tables=np.zeros((1, 1), np.int32),
+                logits_indices=none,
+            )
+        )
 
     def execute(self, batch: InputBatch) -> NDArray[np.float32]:
         """Compute ``batch``; see `Backend.execute`."""
