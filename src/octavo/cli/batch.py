@@ -113,8 +113,8 @@ def _seed(engine_seed: int, custom_id: str) -> int:
     """Return the seed of a line that brings none.
 
     By its name, not its place in a queue: so a batch that is resumed, or a file whose lines stand
-    in another order, gets the same seeds, and with the cpu backend the same answers. The reference's
-    last bits depend on which requests are computed together, and a draw can tip over them.
+    in another order, gets the same seeds, and from the cpu backend the same answers. The last bits
+    of the reference depend on which requests are computed together, and a draw can tip over them.
     """
     from octavo.sampling.rng import derive_seed
 

@@ -89,7 +89,12 @@ def fault_lines(num_corrupted: int, num_clamped: int) -> tuple[str, ...]:
     """Return the engine's counts of faults in words; nothing of those that are 0."""
     lines = []
     if num_corrupted:
-        lines.append(f"{num_corrupted} failed: their logits held NaN or infinity")
+        failed = (
+            "1 request failed: its"
+            if num_corrupted == 1
+            else f"{num_corrupted} requests failed: their"
+        )
+        lines.append(f"{failed} logits held NaN or infinity")
     if num_clamped:
         lines.append(
             f"{num_clamped} keys or values lay beyond ±65504, the most that float16 holds, and "
