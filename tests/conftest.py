@@ -12,8 +12,11 @@ from hypothesis import settings
 # Test modules are not a package; this lets them say `from tiny_model import tiny_model`.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from octavo.model.store import find_model
+from octavo.model.store import find_model, octavo_home
 from tiny_model import tiny_model
+
+# Tests move OCTAVO_HOME; what is compiled stays in one folder, and lasts from run to run.
+os.environ.setdefault("OCTAVO_COMPILED", str(octavo_home() / "compiled"))
 
 # A slow machine is no failure, and examples that import or compile first are always slow.
 settings.register_profile("octavo", deadline=None)
@@ -30,6 +33,15 @@ def smollm2_path() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """The kernels are compiled, so that no command says on stderr that it compiles them."""
+    from backends.cpu.models import spec, weights
+    from octavo.backends.cpu.backend import CpuBackend
+
+    CpuBackend(spec(), weights(spec()), num_blocks=1).prepare()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ LAYERS = (
     ("", "cli"),
 )
 NO_ARRAYS = ("cache", "engine.request", "engine.scheduler", "config", "errors", "sampling.params")
-HEAVY = ("numpy", "tokenizers", "jinja2", "threadpoolctl")
+HEAVY = ("numpy", "numba", "tokenizers", "jinja2", "threadpoolctl")
 
 
 def module_name(path: Path) -> str:
@@ -117,6 +117,14 @@ def test_importing_it_loads_nothing_heavy(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == ""
+
+
+def test_numba_is_loaded_only_where_an_engine_is_built() -> None:
+    code = "import sys, octavo; octavo.LLM, octavo.EngineConfig; print('numba' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"
 
 
 def test_every_file_says_its_one_job_in_its_first_line() -> None:

@@ -479,10 +479,20 @@ def test_settings_change_no_answer(tiny_model_path: Path, llm: LLM) -> None:
     asked = letters(10)
     expected = [output.outputs for output in llm.generate(prompts, asked)]
     for settings in (
-        {"block_size": 5, "num_kv_blocks": 300},
+        {"num_threads": 3, "num_kv_blocks": 64},
         {"num_kv_blocks": 64, "max_num_batched_tokens": 4, "max_num_seqs": 2},
         {"num_kv_blocks": 64, "enable_prefix_caching": False},
         {"num_kv_blocks": 64, "scheduling_policy": "static", "max_num_seqs": 2},
     ):
         other = LLM(str(tiny_model_path), **settings)
         assert [output.outputs for output in other.generate(prompts, asked)] == expected
+
+
+def test_the_size_of_a_block_changes_no_answer(tiny_model_path: Path) -> None:
+    answers = []
+    for block_size in (5, 16):
+        llm = LLM(
+            str(tiny_model_path), backend="reference", num_kv_blocks=300, block_size=block_size
+        )
+        answers.append([output.outputs for output in llm.generate([LONG, "x"], letters(10))])
+    assert answers[0] == answers[1]

@@ -39,7 +39,7 @@ class EngineConfig:
         DEFAULT_MODEL, "A known model's name, hf:org/repo, or the path of a .gguf file or a folder."
     )
     backend: str = _setting(
-        "reference", "Who computes: reference (plain NumPy), or cpu (compiled kernels)."
+        "cpu", "Who computes: cpu (compiled kernels), or reference (plain NumPy, slow)."
     )
     num_threads: int | None = _setting(None, "Threads for the arithmetic. [default: all cores]")
     block_size: int = _setting(16, "Tokens a block of the KV cache holds.")

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from backends.cpu.emulation import EmulatedBackend
+from backends.cpu.models import batch, tensor
 from family_cases import NAMES, SOURCES, Case, load_case, transformers_case
 from family_gguf import to_gguf
+from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ReferenceBackend
 from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy
@@ -47,15 +50,23 @@ everywhere = pytest.mark.parametrize(
 )
 
 
-class Recorder(ReferenceBackend):
-    """Keeps the logits that it returns, by the position of their token."""
+class Recording:
+    """Keeps the logits that its backend returns, by the position of their token."""
 
     rows: dict[int, Array]
 
     def execute(self, batch: InputBatch) -> Array:
-        logits = super().execute(batch)
+        logits: Array = super().execute(batch)  # type: ignore[misc]
         self.rows |= dict(zip(batch.positions[batch.logits_indices].tolist(), logits, strict=True))
         return logits
+
+
+class Recorder(Recording, ReferenceBackend):
+    """The reference, recorded."""
+
+
+class CompiledRecorder(Recording, CpuBackend):
+    """The compiled backend, recorded."""
 
 
 def open_case(case: Case, form: str, folder: Path) -> tuple[ModelSpec, Mapping[str, WeightTensor]]:
@@ -71,19 +82,25 @@ def open_case(case: Case, form: str, folder: Path) -> tuple[ModelSpec, Mapping[s
 
 
 def make_engine(
-    case: Case, spec: ModelSpec, tensors: Mapping[str, WeightTensor], **settings: Any
+    case: Case,
+    spec: ModelSpec,
+    tensors: Mapping[str, WeightTensor],
+    *,
+    compiled: bool = False,
+    **settings: Any,
 ) -> tuple[EngineCore, dict[int, Array]]:
     """Return an engine for requests as long as the case's prompt, and the logits it computes."""
     length = len(case.tokens)
-    backend = Recorder(
-        spec.for_context(length),
-        tensors,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        kv_dtype=np.float32,
-    )
+    spec = spec.for_context(length)
+    backend: Recorder | CompiledRecorder
+    if compiled:
+        backend = CompiledRecorder(spec, tensors, num_blocks=NUM_BLOCKS, num_threads=2)
+    else:
+        backend = Recorder(
+            spec, tensors, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, kv_dtype=np.float32
+        )
     backend.rows = {}
-    cache = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, find_policy("lru"), model=b"tiny")
+    cache = KVCacheManager(NUM_BLOCKS, backend.block_size, find_policy("lru"), model=b"tiny")
     budget = {"max_num_batched_tokens": 256, "max_num_seqs": 4, **settings}
     return EngineCore(backend, cache, max_model_len=length, **budget), backend.rows
 
@@ -153,6 +170,42 @@ def test_found_in_the_cache(name: str, form: str, tmp_path: Path) -> None:
     assert run(core, case.tokens) == length - 1
     assert rows.keys() == {length - 11, length - 4, length - 1}
     assert error(case, rows) < TOLERANCE
+
+
+def quantised(tensors: Mapping[str, WeightTensor], kind: str) -> Mapping[str, WeightTensor]:
+    """Return a model whose matrices are of type ``kind``, where their rows are whole blocks."""
+    made = dict(tensors)
+    for name, one in tensors.items():
+        if len(one.shape) == 2 and one.shape[1] % 32 == 0 and not name.startswith("position"):
+            made[name] = tensor(name, one.dequantize(), kind)
+    return made
+
+
+def distance(logits: Array, golden: Array) -> float:
+    return float(np.linalg.norm(logits - golden) / np.linalg.norm(golden))
+
+
+@pytest.mark.parametrize("form", ["gguf", "hf"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "linear"])  # heads of 8
+@pytest.mark.parametrize(("kind", "limit"), [("F32", 2e-3), ("Q8_0", 0.07)])
+def test_compiled(name: str, form: str, kind: str, limit: float, tmp_path: Path) -> None:
+    """What it is off is what its storage costs in NumPy too: float16 keys and values and, where
+    weights are quantised, those weights and int8 activations (`EmulatedBackend`).
+    """
+    case = case_of(name)
+    spec, tensors = open_case(case, form, tmp_path)
+    if kind != "F32":
+        tensors = quantised(tensors, kind)
+    core, rows = make_engine(
+        case, spec, tensors, compiled=True, max_num_batched_tokens=7, max_num_seqs=1
+    )
+    run(core, case.tokens, prompt_logprobs=0)
+    run(core, case.tokens)  # the last token, found in the cache up to there
+    got = np.stack([rows[i] for i in range(len(case.tokens))])
+    emulated = EmulatedBackend(spec.for_context(len(case.tokens)), tensors, num_blocks=4)
+    bar = distance(emulated.execute(batch([(case.tokens, 0, [2, 0, 1])])), case.logits)
+    assert distance(got, case.logits) <= 1.1 * bar
+    assert bar < limit
 
 
 def other_ropes(spec: ModelSpec, **changes: Any) -> ModelSpec:

@@ -20,6 +20,11 @@ class Result:
     err: str
 
 
+@pytest.fixture(autouse=True)
+def _compiled(kernels) -> None:
+    """The commands' stderr is about the commands."""
+
+
 @pytest.fixture
 def octavo(capsys, monkeypatch) -> Callable[..., Result]:
     """Run a command line in this process; `stdin` is piped in."""

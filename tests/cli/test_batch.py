@@ -326,3 +326,16 @@ def test_killed_and_resumed(start, octavo, tiny, files, sign):
     assert result.code == 0, result.err
     assert target.read_bytes().startswith(kept)
     assert len(read(target)) == 25
+
+
+def test_faults_of_the_arithmetic_are_told_at_the_end(batch, monkeypatch):
+    from octavo.backends.cpu.backend import CpuBackend
+
+    execute = CpuBackend.execute
+    assert "warning" not in batch(chat("a", max_tokens=1))[2]
+    monkeypatch.setattr(CpuBackend, "execute", lambda self, x: execute(self, x) * float("nan"))
+    lines = [chat(name, max_tokens=1) for name in "abc"]
+    code, results, err = batch(*lines)
+    assert code == 1
+    assert "NaN" in results["b"]["response"]["body"]["error"]["message"]
+    assert "warning: 2 requests failed: their logits held NaN or infinity\n" in err

@@ -26,7 +26,7 @@ def first_key(monkeypatch: pytest.MonkeyPatch, case_name: str, max_model_len: in
     tensors = hf_weights(case.tensors, spec, "f")
     model = Model(Path("f"), spec, tensors, tokenizer, None, b"fingerprint")
     monkeypatch.setattr(build, "load_model", lambda name: model)
-    config = EngineConfig(model="m", max_model_len=max_model_len, num_kv_blocks=8, block_size=8)
+    config = EngineConfig(model="m", max_model_len=max_model_len, num_kv_blocks=4)
     core = build.build_engine(config).core
     request = core.add_request("r", case.tokens[:20], SamplingParams(max_tokens=1))
     while core.has_requests:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 
 import numpy as np
 import pytest
 
 from octavo import LLM
+from octavo.backends.cpu.machine import is_x86
+from octavo.cli.app import app
 from octavo.errors import InvalidRequestError
+from octavo.evaluate import paths
 from octavo.evaluate.perplexity import perplexity
 from octavo.evaluate.selftest import Selftest
 from octavo.model.loader import load_model
@@ -26,8 +31,64 @@ def path(tmp_path_factory):
 
 def test_the_selftest_passes_and_every_check_happened(path):
     checks = list(Selftest(load_model(path), num_threads=2).checks())
-    assert [check.number for check in checks] == [0, 1, 2, 3, 4, 6, 6]
-    assert [check.name for check in checks if not check.passed] == []
+    others = [path.name for path in paths.other_paths()]
+    assert [check.number for check in checks] == [0, 1, 2, 3, 4, 6, 6] + [6] * len(others)
+    assert [check.name for check in checks if check.passed is None] == others
+    assert not any(check.passed is False for check in checks)
+
+
+def path_checks(path, told=None):
+    test = Selftest(load_model(path), num_threads=2, paths=True, say=told)
+    names = [path.name for path in paths.other_paths()]
+    return [check for check in test.checks() if check.name in names]
+
+
+@pytest.mark.skipif(not paths.other_paths(), reason="this machine has one way to compute")
+def test_the_selftest_computes_on_every_path(path):
+    told = []
+    found = path_checks(path, told.append)
+    assert [(check.name, check.passed) for check in found] == [
+        (path.name, True) for path in paths.other_paths()
+    ]
+    assert any("AVX2" in line for line in told) or not is_x86()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "detail"),
+    [
+        (lambda run, *asked: [run(*asked)[0][::-1], *run(*asked)[1:]], "1 of 8 requests differ"),
+        (lambda _run, *_asked: -4, "ended with -4"),
+    ],
+)
+def test_the_selftest_sees_a_path_that_differs(path, monkeypatch, spoil, detail):
+    def run(_path, model, num_threads):
+        return paths.digests(Selftest(load_model(model), num_threads=num_threads).together())
+
+    one = paths.InstructionPath("elsewhere", {})
+    monkeypatch.setattr("octavo.evaluate.selftest.other_paths", lambda: [one])
+    monkeypatch.setattr("octavo.evaluate.selftest.run_path", run)
+    *_, last = Selftest(load_model(path), paths=True).checks()
+    assert (last.name, last.passed) == ("elsewhere", True)
+    monkeypatch.setattr("octavo.evaluate.selftest.run_path", functools.partial(spoil, run))
+    *_, last = Selftest(load_model(path), paths=True).checks()
+    assert not last.passed
+    assert detail in last.detail
+
+
+def test_the_command_exits_with_1_only_for_what_differs(path, monkeypatch, capsys):
+    def run(*flags):
+        with pytest.raises(SystemExit) as ended:
+            app(args=["selftest", str(path), "--json", *flags], prog_name="octavo")
+        rows = json.loads(capsys.readouterr().out)
+        return int(ended.value.code or 0), {row["name"]: row["passed"] for row in rows}
+
+    one = paths.InstructionPath("elsewhere", {})
+    monkeypatch.setattr("octavo.evaluate.selftest.other_paths", lambda: [one])
+    monkeypatch.setattr("octavo.evaluate.selftest.run_path", lambda *_: 1)
+    code, rows = run()
+    assert (code, rows["elsewhere"]) == (0, None)
+    code, rows = run("--paths")
+    assert (code, rows.pop("elsewhere"), set(rows.values())) == (1, False, {True})
 
 
 def test_the_selftest_sees_a_difference(path, monkeypatch):

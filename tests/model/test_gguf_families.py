@@ -63,8 +63,8 @@ def test_gemma3s_unsaid_pattern_and_base(tmp_path: Path) -> None:
     spec = spec_of("gemma3", tmp_path, drop=("gemma3.rope.freq_base_swa",))
     assert windows(spec) == [8, 8, 8, 8, 8, None, 8]
     ropes = [layer.rope for layer in spec.layers]
-    assert ropes[0] == RopeSpec(theta=10_000.0, dim=12, layout="half")
-    assert ropes[5] == RopeSpec(theta=1000.0, dim=12, layout="half", factors=(8.0,) * 6)
+    assert ropes[0] == RopeSpec(theta=10_000.0, dim=16, layout="half")
+    assert ropes[5] == RopeSpec(theta=1000.0, dim=16, layout="half", factors=(8.0,) * 8)
 
 
 def test_gemma3_without_a_window_is_global(tmp_path: Path) -> None:
@@ -106,20 +106,20 @@ def test_smollm3s_layers_without_rope(tmp_path: Path) -> None:
 
 
 def test_rope_is_scaled_by_a_tensor_or_a_factor(tmp_path: Path) -> None:
-    every = {"rope_freqs.weight": [1.0, 2.0, 3.0, 4.0]}
+    every = {"rope_freqs.weight": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]}
     rope = spec_of("llama", tmp_path, factors=every).layers[0].rope
     assert rope is not None
-    assert rope.factors == (1.0, 2.0, 3.0, 4.0)
+    assert rope.factors == (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
     old = spec_of("llama", tmp_path, {"llama.rope.scale_linear": 2.0}).layers[0].rope
     assert old is not None
-    assert old.factors == (2.0,) * 4
+    assert old.factors == (2.0,) * 8
 
 
 @pytest.mark.parametrize(
     ("name", "metadata", "drop", "factors", "words"),
     [
         ("llama", {}, (), {"rope_freqs.weight": [1.0]}, "rope_freqs.weight must have shape"),
-        ("llama", {}, (), {"rope_freqs.weight": [1.0] * 3 + [0.0]}, "rope_freqs.weight.*positive"),
+        ("llama", {}, (), {"rope_freqs.weight": [1.0] * 7 + [0.0]}, "rope_freqs.weight.*positive"),
         ("linear", {}, (), {"rope_freqs.weight": [2.0] * 4}, "more than one way"),
         ("phi3_long", {}, ("rope_factors_long.weight",), {}, "rope.scaling.type is 'longrope'"),
         ("phi3_long", {}, ("rope_factors_short.weight",), {}, "without the other"),

@@ -24,7 +24,8 @@ def test_a_folder_answers_as_the_gguf_file_of_the_same_weights(
 ) -> None:
     gguf = tiny_model(tmp_path / "tiny.gguf", tied=tied, tensor_type="F32")
     folder = as_folder(gguf, tmp_path / "folder", num_shards=num_shards)
-    one, other = (LLM(str(p), num_kv_blocks=32, kv_cache_dtype="float32") for p in (gguf, folder))
+    exact = {"backend": "reference", "kv_cache_dtype": "float32"}
+    one, other = (LLM(str(p), num_kv_blocks=32, **exact) for p in (gguf, folder))
     params = SamplingParams(temperature=0, max_tokens=24, logprobs=3)
     messages = [{"role": "user", "content": "Hello <|im_end|> 123"}]
     assert one.chat_prompt(messages) == other.chat_prompt(messages)

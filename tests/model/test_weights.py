@@ -134,7 +134,7 @@ def test_a_tied_head_may_be_repeated() -> None:
         ("llama", {"model.norm.weight": None}, "model.norm.weight (32,) is missing"),
         ("llama", {"model.norm.weight": array(31)}, "must have shape (32,), and has (31,)"),
         ("llama", {"model.layers.0.self_attn.q_proj.bias": array(32)}, "q_proj.bias is not known"),
-        ("qwen2", {"model.layers.2.self_attn.v_proj.bias": None}, "v_proj.bias (16,) is missing"),
+        ("qwen2", {"model.layers.2.self_attn.v_proj.bias": None}, "v_proj.bias (32,) is missing"),
         ("phi3_long", {"model.layers.1.mlp.gate_up_proj.weight": array(48, 32)}, "(96, 32), and"),
         ("gpt2", {"transformer.h.0.attn.c_attn.weight": array(96, 32)}, "shape (32, 96), and has"),
     ],

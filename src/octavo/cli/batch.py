@@ -13,7 +13,7 @@ import typer
 from octavo.cli.batch_files import ResultFile, check_ids, read_requests
 from octavo.cli.guard import FAILED
 from octavo.cli.options import engine_options
-from octavo.cli.terminal import open_llm, say
+from octavo.cli.terminal import open_llm, say, say_faults
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def batch(
     "/v1/completions", "body": {...}}. A line that cannot be served gets a result that says why,
     and the exit code is 1. Results are appended as they finish. Run again after an interruption,
     of whatever kind: what is finished is kept, and the rest gets the seeds that it would have got.
-    Its answers are those up to rounding: the reference backend rounds differently in other
-    batches, so a token that is drawn can differ.
+    Its answers are the same, to the bit; with --backend reference up to rounding, so that a token
+    that is drawn can differ.
     """
     lines = check_ids(input_file)
     if output_file.exists() and output_file.samefile(input_file):
@@ -105,6 +105,7 @@ def _answer(
             if part.job.take(part, output):
                 results.append(part.job.custom_id, *part.job.result(llm))
             show(len(results.finished), num_tokens)
+    say_faults(llm.faults)
     return num_tokens
 
 
@@ -112,8 +113,8 @@ def _seed(engine_seed: int, custom_id: str) -> int:
     """Return the seed of a line that brings none.
 
     By its name, not its place in a queue: so a batch that is resumed, or a file whose lines stand
-    in another order, gets the same seeds. No more than that is promised: the last bits of logits
-    depend on which requests are computed together, and a draw can tip over them.
+    in another order, gets the same seeds, and from the cpu backend the same answers. The last bits
+    of the reference depend on which requests are computed together, and a draw can tip over them.
     """
     from octavo.sampling.rng import derive_seed
 

@@ -10,7 +10,7 @@ import typer
 from octavo.cli.answer import cut_note, stop_on_interrupt, stream_answer
 from octavo.cli.guard import FAILED
 from octavo.cli.options import engine_options, sampling_options
-from octavo.cli.terminal import check_text, open_llm, print_piece, say
+from octavo.cli.terminal import check_text, open_llm, print_piece, say, say_faults
 from octavo.errors import ContextLengthError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Conversation:
         self._system = system
         self._verbose = verbose
         self._turns: list[dict[str, str]] = []
+        self._faults: tuple[str, ...] = ()
 
     def command(self, line: str) -> None:
         """Do what a line that begins with / asks for."""
@@ -109,6 +110,8 @@ class Conversation:
             say(f"error: {error}", colour="red")
             return False
         print(flush=True)
+        say_faults(fault for fault in self._llm.faults if fault not in self._faults)
+        self._faults = self._llm.faults
         if answer.output.error is not None:
             say(f"error: {answer.output.error}", colour="red")
             return False

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from octavo.cli.options import engine_options
-from octavo.cli.terminal import check_text, harmless, open_llm
+from octavo.cli.terminal import check_text, harmless, open_llm, say_faults
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
@@ -88,6 +88,7 @@ def demo(
         answer = llm.tokenizer.decode(request.output_token_ids)
         print(_answer_line(request, text, answer, as_json))
     print(_step_line(llm.core, [], users, as_json))
+    say_faults(llm.faults)
 
 
 def _count_users(

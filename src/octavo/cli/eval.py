@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli.options import engine_options
-from octavo.cli.terminal import open_llm, say
+from octavo.cli.terminal import open_llm, say, say_faults
 from octavo.errors import InvalidRequestError
 
 
@@ -39,6 +39,7 @@ def perplexity(
 
     llm = open_llm(LLM, engine)
     found = evaluation.perplexity(llm, text, window=window, max_tokens=max_tokens)
+    say_faults(llm.faults)
     if as_json:
         print(json.dumps(asdict(found)))
         return

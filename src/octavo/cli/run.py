@@ -11,7 +11,7 @@ import typer
 from octavo.cli.answer import cut_note, stream_answer
 from octavo.cli.guard import FAILED
 from octavo.cli.options import engine_options, sampling_options
-from octavo.cli.terminal import check_text, open_llm, print_piece, say
+from octavo.cli.terminal import check_text, open_llm, print_piece, say, say_faults
 from octavo.errors import InvalidRequestError
 
 
@@ -66,6 +66,7 @@ def run(
         say(note)
     if verbose or (sys.stderr.isatty() and not as_json):
         say(answer.summary())
+    say_faults(llm.faults)
     if answer.output.error is not None:
         say(f"error: {answer.output.error}", colour="red")
         raise typer.Exit(FAILED)

@@ -14,7 +14,7 @@ import typer
 from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rich.console import Console
     from rich.table import Table
@@ -79,6 +79,12 @@ def open_llm(
         for note in llm.notes:
             say(note)
     return llm
+
+
+def say_faults(faults: Iterable[str]) -> None:
+    """Print what went wrong in the arithmetic, `LLM.faults`, to stderr: as a rule nothing."""
+    for fault in faults:
+        say(f"warning: {fault}", colour="yellow")
 
 
 def table_console() -> Console:

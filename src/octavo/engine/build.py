@@ -94,13 +94,16 @@ def _make_backend(config: EngineConfig, model: Model, resolved: ResolvedConfig) 
     if config.backend == "cpu":
         from octavo.backends.cpu.backend import CpuBackend
 
-        return CpuBackend(
+        backend = CpuBackend(
             spec,
             model.tensors,
             num_blocks=resolved.num_kv_blocks,
             block_size=config.block_size,
             num_threads=config.num_threads,
         )
+        # Here, not in the first step: what compiles for half a minute is no request's time.
+        backend.prepare()
+        return backend
     return ReferenceBackend(
         spec,
         model.tensors,

@@ -151,6 +151,16 @@ class EngineCore:
         """Whether any request has not ended."""
         return self.scheduler.has_requests
 
+    @property
+    def num_corrupted(self) -> int:
+        """Requests so far that failed because their row of logits held NaN or infinity."""
+        return self.scheduler.num_corrupted
+
+    @property
+    def num_clamped(self) -> int:
+        """Keys and values so far that lay beyond what float16 holds; stored as ±65504."""
+        return self.backend.num_clamped
+
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self) -> list[Request]:

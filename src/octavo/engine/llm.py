@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import build_engine
-from octavo.engine.outputs import OutputProcessor, RequestOutput
+from octavo.engine.outputs import OutputProcessor, RequestOutput, fault_lines
 from octavo.errors import ConfigError, InvalidRequestError, shown
 from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import SamplingParams
@@ -57,6 +57,14 @@ class LLM:
             warnings.warn(warning, stacklevel=2)
         self._processor = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_requests = 0
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What has gone wrong in the arithmetic so far, a line each; none as a rule.
+
+        The numbers are ``core.num_corrupted`` and ``core.num_clamped``.
+        """
+        return fault_lines(self.core.num_corrupted, self.core.num_clamped)
 
     def generate(
         self,

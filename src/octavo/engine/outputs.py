@@ -85,6 +85,24 @@ class _Choice:
         self.stops = StopChecker(params.stop_strings, params.include_stop_str_in_output)
 
 
+def fault_lines(num_corrupted: int, num_clamped: int) -> tuple[str, ...]:
+    """Return the engine's counts of faults in words; nothing of those that are 0."""
+    lines = []
+    if num_corrupted:
+        failed = (
+            "1 request failed: its"
+            if num_corrupted == 1
+            else f"{num_corrupted} requests failed: their"
+        )
+        lines.append(f"{failed} logits held NaN or infinity")
+    if num_clamped:
+        lines.append(
+            f"{num_clamped} keys or values lay beyond ±65504, the most that float16 holds, and "
+            "were stored as that; the reference backend can store float32"
+        )
+    return tuple(lines)
+
+
 class OutputProcessor:
     """Follows requests from their first token to their last.
 

@@ -79,6 +79,8 @@ class Scheduler:
         self.running: list[Request] = []
         """In order."""
         self.num_preemptions = 0
+        self.num_corrupted = 0
+        """Requests that ended because their row of logits held NaN or infinity."""
 
     # -- requests come and go -------------------------------------------------------------------
 
@@ -294,6 +296,7 @@ class Scheduler:
         request.error = error
         self.finish(request, FinishReason.ERROR)
         if is_tainted:
+            self.num_corrupted += 1
             self.cache.clear()
 
 

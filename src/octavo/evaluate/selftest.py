@@ -15,12 +15,15 @@ from octavo.backends.cpu.rows import CpuRows
 from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy
 from octavo.engine.core import EngineCore
+from octavo.evaluate.paths import digests, other_paths
+from octavo.evaluate.paths import run as run_path
 from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from octavo.engine.request import Request
+    from octavo.evaluate.paths import InstructionPath
     from octavo.model.loader import Model
     from octavo.sampling.logits import TokenLogprobs
 
@@ -47,22 +50,29 @@ class Check:
 
     number: int
     name: str
-    passed: bool
+    passed: bool | None
+    """None: not checked."""
     detail: str
     seconds: float
 
 
 class Selftest:
-    """Runs the checks one after another; ``say`` is told what is being compiled."""
+    """Runs the checks one after another; ``say`` is told what takes long.
+
+    With ``paths`` every other instruction path of this machine is tried, each in a process of its
+    own that compiles for half a minute the first time.
+    """
 
     def __init__(
         self,
         model: Model,
         *,
         num_threads: int | None = None,
+        paths: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._model = model
+        self._paths = paths
         self._say = say
         self._num_threads = num_threads or usable_cores()
         self._backends: dict[int, CpuBackend] = {}
@@ -89,6 +99,32 @@ class Selftest:
         yield self._check(4, "preempted and resumed", short, blocks=blocks)
         for threads in sorted({2, 3, self._num_threads} - {1}):
             yield self._check(6, f"on {threads} threads", everything, threads=threads)
+        for path in other_paths():
+            yield self._check_path(path)
+
+    def together(self) -> list[Answer]:
+        """Return what every request gives, all of them batched on all threads."""
+        return self._run(range(len(self._prompts)), threads=self._num_threads)[0]
+
+    def _check_path(self, path: InstructionPath) -> Check:
+        if not self._paths:
+            return Check(6, path.name, None, "--paths checks it", 0.0)
+        if self._say is not None:
+            self._say(
+                f"computing {path.name}, in a process of its own; its first time compiles for "
+                "half a minute"
+            )
+        begin = time.monotonic()
+        found = run_path(path, str(self._model.path), self._num_threads)
+        if isinstance(found, int):
+            passed, detail = False, f"the process ended with {found}"
+        else:
+            expected = digests(self._alone)
+            wrong = sum(got != wanted for got, wanted in zip(found, expected, strict=True))
+            passed, detail = not wrong, f"{len(found)} requests"
+            if wrong:
+                detail = f"{wrong} of {len(found)} requests differ"
+        return Check(6, path.name, passed, detail, time.monotonic() - begin)
 
     def _check(
         self,

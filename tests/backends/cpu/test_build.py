@@ -22,7 +22,7 @@ def path(tmp_path_factory):
 def test_it_agrees_with_the_reference(path):
     prompts = ["It was the best of times", "a b c d e f g"]
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    llm = LLM(path, num_kv_blocks=64, backend="cpu")
+    llm = LLM(path, num_kv_blocks=64)  # the default
     assert isinstance(llm.core.backend, CpuBackend)
     got = llm.generate(prompts, params)
     wanted = LLM(path, num_kv_blocks=64, backend="reference").generate(prompts, params)
@@ -40,7 +40,7 @@ def test_it_agrees_with_the_reference(path):
 )
 def test_what_it_cannot_do_is_refused(path, setting, message):
     with pytest.raises(ConfigError, match=message):
-        LLM(path, **{"backend": "cpu", "num_kv_blocks": 64, **setting})
+        LLM(path, **{"num_kv_blocks": 64, **setting})
 
 
 def test_the_team_is_called_again_after_it_was_sent_home():

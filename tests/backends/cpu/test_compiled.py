@@ -57,16 +57,23 @@ class Copy:
         path = self.folder / "octavo" / "backends" / "cpu" / "helper.py"
         path.write_text(HELPER.format(value=value))
 
-    def start(self, home: Path | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, home: Path | None = None, compiled: Path | None = None
+    ) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(self.folder)}
         env["OCTAVO_HOME"] = str(home or self.home)
+        env.pop("OCTAVO_COMPILED", None)
+        if compiled is not None:
+            env["OCTAVO_COMPILED"] = str(compiled)
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def run(self, home: Path | None = None) -> tuple[float, bool, int, str]:
-        return finish(self.start(home))
+    def run(
+        self, home: Path | None = None, compiled: Path | None = None
+    ) -> tuple[float, bool, int, str]:
+        return finish(self.start(home, compiled))
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[float, bool, int, str]:
@@ -92,6 +99,13 @@ def test_a_second_process_compiles_nothing_and_an_edit_is_seen(copy: Copy):
     assert copy.run()[:2] == (5.0, False)
     copy.edit(3.0)
     assert copy.run()[:2] == (3.0, True)
+
+
+def test_the_folder_may_lie_elsewhere(copy: Copy, tmp_path: Path):
+    homes = [tmp_path / "home", tmp_path / "other home"]
+    loaded = [copy.run(home, tmp_path / "elsewhere")[1] for home in homes]
+    assert loaded == [False, True]
+    assert not any((home / "compiled").exists() for home in homes)
 
 
 def test_two_processes_at_once(copy: Copy, tmp_path: Path):

@@ -12,25 +12,14 @@ import pytest
 
 from octavo.backends.cpu.machine import DOT_PATH, choose_dot_path, is_x86
 from octavo.errors import ConfigError
+from octavo.evaluate.paths import AVX2, GENERIC, SWITCHES
 
 HERE = Path(__file__).parent
-V3 = {
-    "NUMBA_CPU_NAME": "x86-64-v3",
-    "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe",
-}
-PATHS = {
-    "native": {},
-    "generic dot": {"OCTAVO_DOT": "generic"},
-    "x86-64-v3": V3,
-}
+PATHS = {"native": {}, "generic dot": GENERIC, "x86-64-v3": AVX2}
 
 
 def run(program: list[str], switches: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("OCTAVO_DOT", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
     return subprocess.run(
         [sys.executable, *program],
         env={**kept, **switches},
@@ -107,7 +96,7 @@ def cross(source: str, switches: dict[str, str]) -> str:
 
 @pytest.mark.skipif(not is_x86(), reason="compiles for another x86-64")
 def test_avx512_code_uses_vnni():
-    features = V3["NUMBA_CPU_FEATURES"] + "".join(
+    features = AVX2["NUMBA_CPU_FEATURES"] + "".join(
         f",+avx512{part}" for part in ("f", "bw", "vl", "dq", "cd", "vnni")
     )
     assembly = cross(NAMES_AND_PRINTS, {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": features})

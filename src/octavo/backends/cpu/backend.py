@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
+from octavo.backends.base import InputBatch
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo.backends.base import InputBatch
     from octavo.backends.cpu.packing import Tensor
     from octavo.model.spec import ModelSpec
 
@@ -71,7 +71,8 @@ class CpuBackend:
         if spec.head_dim % 16:
             raise ConfigError(
                 f"the model's heads have {spec.head_dim} dimensions; the cpu backend computes "
-                "multiples of 16: use the reference backend",
+                "multiples of 16: take the reference backend, which computes any (--backend "
+                "reference)",
                 param="backend",
             )
         self.spec = spec
@@ -87,6 +88,10 @@ class CpuBackend:
         self._team: Team | None = None
         self._workspace: Workspace | None = None
         self._say = say
+
+    def prepare(self) -> None:
+        """Compile or load the kernels now, and call the team; else the first step does."""
+        self._team_in(self._any_workspace())
 
     def execute(self, batch: InputBatch) -> NDArray[np.float32]:
         """Compute ``batch``; see `Backend.execute`."""
@@ -117,10 +122,7 @@ class CpuBackend:
 
         May come before any step.
         """
-        workspace = self._workspace
-        if workspace is None:
-            workspace = Workspace.for_batch(self._model, None, self.num_threads, None)
-            self._workspace = workspace
+        workspace = self._any_workspace()
         team = self._team_in(workspace)
         workspace.job[p.SAMPLING] = task.ctypes.data
         team.run(alone=task[NUM_ROWS] == 1)
@@ -136,6 +138,12 @@ class CpuBackend:
             workspace.sync[CLAMPED] = clamped
             self._workspace = workspace
         return workspace, self._team_in(workspace)
+
+    def _any_workspace(self) -> Workspace:
+        """Return the workspace that there is, or the smallest."""
+        if self._workspace is None:
+            self._workspace = Workspace.for_batch(self._model, None, self.num_threads, None)
+        return self._workspace
 
     def _team_in(self, workspace: Workspace) -> Team:
         if self._team is None or self._team.pid != os.getpid():

@@ -5,6 +5,8 @@ imports has changed. So the folder's name is a hash over all that decides the co
 under ``backends/``, the versions of numba and llvmlite, the CPU and its features, the switches in
 the environment. Only whole entry points are cached; what they call is inside them.
 
+The folders lie in ``$OCTAVO_COMPILED``, or under ``$OCTAVO_HOME`` where that is not set.
+
 Two processes that write one index can pair a key with the wrong code: a lock is held while a
 function is loaded or compiled. A folder that cannot be written costs a compilation each time.
 """
@@ -50,10 +52,18 @@ def cache_key(folder: Path = _BACKENDS) -> str:
     return digest.hexdigest()
 
 
+def compiled_home() -> Path:
+    """Return the folder for all compiled code: $OCTAVO_COMPILED, or ``compiled`` in the home."""
+    configured = os.environ.get("OCTAVO_COMPILED")
+    if configured:
+        return Path(os.path.expanduser(configured)).absolute()
+    return octavo_home() / "compiled"
+
+
 def cache_folder() -> Path | None:
     """Return this process's folder for compiled code, made if need be; None if it cannot be."""
     try:
-        folder = octavo_home() / "compiled" / cache_key()
+        folder = compiled_home() / cache_key()
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "lock", "ab"):
             pass
@@ -85,7 +95,10 @@ class Compiled:
         dispatcher = numba.njit(**OPTIONS)(self._function)
         folder = cache_folder()
         if folder is None:
-            say("compiled code cannot be kept (set OCTAVO_HOME to a folder that can be written)")
+            say(
+                "compiled code cannot be kept: set OCTAVO_COMPILED (or OCTAVO_HOME, which holds "
+                "models too) to a folder that can be written"
+            )
         else:
             with _cache_dir(folder):
                 dispatcher.enable_caching()
@@ -107,7 +120,8 @@ class Compiled:
 
 
 def _say(text: str) -> None:
-    print(f"octavo: {text}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # print would take stdout instead
+        print(f"octavo: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
