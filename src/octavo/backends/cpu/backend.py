@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
-from octavo.backends.base import InputBatch
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo.backends.base import InputBatch
     from octavo.backends.cpu.packing import Tensor
     from octavo.model.spec import ModelSpec
 
