@@ -41,6 +41,11 @@ class EngineConfig:
     backend: str = _setting(
         "cpu", "Who computes: cpu (compiled kernels), or reference (plain NumPy, slow)."
     )
+    quantization: str | None = _setting(
+        None,
+        "int8: 16-bit and 32-bit weights are rounded to 8 bits (cpu backend); those that the file "
+        "has quantised stay as they are. [default: none is rounded]",
+    )
     num_threads: int | None = _setting(None, "Threads for the arithmetic. [default: all cores]")
     block_size: int = _setting(16, "Tokens a block of the KV cache holds.")
     num_kv_blocks: int | None = _setting(
@@ -90,6 +95,8 @@ class EngineConfig:
                 param="max_num_batched_tokens",
             )
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
+        if self.quantization is not None:
+            _check_choice("quantization", self.quantization, ("int8",))
         _check_choice("scheduling_policy", self.scheduling_policy, ("continuous", "static"))
         if self.kv_cache_memory is not None:
             parse_bytes(self.kv_cache_memory, "kv_cache_memory")

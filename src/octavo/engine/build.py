@@ -47,6 +47,12 @@ def build_engine(config: EngineConfig) -> Engine:
             "(the reference backend takes float32 too)",
             param="kv_cache_dtype",
         )
+    if config.backend != "cpu" and config.quantization is not None:
+        raise ConfigError(
+            f"quantization is {config.quantization!r}; the {config.backend} backend computes with "
+            "the file's own weights (the cpu backend rounds them)",
+            param="quantization",
+        )
     policy = find_policy(config.eviction_policy)
     model = load_model(config.model)
     dtype = np.dtype(config.kv_dtype)
@@ -83,6 +89,8 @@ def _cache_identity(model: Model, resolved: ResolvedConfig) -> bytes:
     """Return whatever makes other keys and values out of the same tokens."""
     config = resolved.config
     parts = [model.fingerprint, config.backend.encode(), config.kv_dtype.encode()]
+    if config.quantization is not None:
+        parts.append(config.quantization.encode())
     choice = model.spec.rope_choice_for(resolved.max_model_len)
     if choice is not None:
         parts.append(choice.encode())
@@ -100,6 +108,7 @@ def _make_backend(config: EngineConfig, model: Model, resolved: ResolvedConfig) 
             num_blocks=resolved.num_kv_blocks,
             block_size=config.block_size,
             num_threads=config.num_threads,
+            quantization=config.quantization,
         )
         # Here, not in the first step: what compiles for half a minute is no request's time.
         backend.prepare()

@@ -25,12 +25,15 @@ from octavo.sampling.sampler import Sampler, SamplingRow
 def digests() -> dict[str, str]:
     found = {}
     ids = np.random.default_rng(0).integers(0, 288, 700).tolist()
-    for kind in ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32"):
+    for kind in ("Q4_0", "Q4_1", "Q8_0", "IQ4_NL", "F16", "BF16", "F32", "int8"):
         s = spec(
             hidden=96, inner=192, heads=6, kv_heads=2, head_dim=32, windows=(None, 40),
             rope=RopeSpec(10_000.0, 32, "half"), activation="gelu_tanh", qk_norm=True,
         )  # fmt: skip
-        compute = backend.CpuBackend(s, weights(s, kind), num_blocks=64, num_threads=2)
+        compute = backend.CpuBackend(
+            s, weights(s, "F16" if kind == "int8" else kind), num_blocks=64, num_threads=2,
+            quantization="int8" if kind == "int8" else None,
+        )  # fmt: skip
         digest = hashlib.sha256()
         table = list(range(50))
         digest.update(compute.execute(batch([(ids[:600], 0, table)], [5, 599])).tobytes())

@@ -60,7 +60,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "IQ4_NL"])
 def test_every_family_in_every_format(family, kind):
     s = spec(**FAMILIES[family])
     tensors = weights(s, kind)

@@ -36,11 +36,26 @@ def test_it_agrees_with_the_reference(path):
         ({"backend": "gpu"}, "known are cpu, reference"),
         ({"kv_cache_dtype": "float32"}, "stores float16"),
         ({"block_size": 8}, "blocks of 16"),
+        ({"quantization": "int4"}, "one of int8"),
+        ({"quantization": "int8", "backend": "reference"}, "the cpu backend rounds them"),
     ],
 )
 def test_what_it_cannot_do_is_refused(path, setting, message):
     with pytest.raises(ConfigError, match=message):
         LLM(path, **{"num_kv_blocks": 64, **setting})
+
+
+def test_int8_rounds_floats_and_leaves_a_file_s_own_codes(tmp_path):
+    logits = {}
+    for kind in ("F16", "Q8_0"):
+        model = str(tiny_model(tmp_path / f"{kind}.gguf", tensor_type=kind))
+        for quantization in (None, "int8"):
+            llm = LLM(model, num_kv_blocks=64, backend="cpu", quantization=quantization)
+            step = batch([([5, 6, 7], 0, [2])])
+            logits[kind, quantization] = llm.core.backend.execute(step)
+    assert logits["Q8_0", "int8"].tobytes() == logits["Q8_0", None].tobytes()
+    error = np.linalg.norm(logits["F16", "int8"] - logits["F16", None])
+    assert 0 < error < 0.05 * np.linalg.norm(logits["F16", None])
 
 
 def test_the_team_is_called_again_after_it_was_sent_home():

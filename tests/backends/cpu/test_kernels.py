@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from backends.cpu import drivers, twins
 from backends.cpu.models import tensor
 from octavo.backends.cpu.attention import MAX_ROWS
-from octavo.backends.cpu.formats import FORMATS, FROM_FLOATS, blocks_of
+from octavo.backends.cpu.formats import FORMATS, ROUNDED, blocks_of
 from octavo.backends.cpu.gemm import CHUNK
 from octavo.backends.cpu.packing import WeightPlan, aligned, padded
 from octavo.backends.cpu.team import CLAMPED, new_sync
 from octavo.backends.cpu.tiles import K_CHUNK
+from octavo.errors import ConfigError
 from octavo.model.files.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType
 
 F = np.float32
@@ -190,9 +191,11 @@ def random_tensor(kind: GGMLType, shape: tuple[int, int], seed: int):
     return type(result)("w", kind, shape, blocks.reshape(-1))
 
 
-def multiply(weight, x: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+def multiply(
+    weight, x: np.ndarray, bias: np.ndarray | None = None, *, is_rounded: bool = False
+) -> np.ndarray:
     """x [M, columns] times a weight [N, columns], by the kernels."""
-    plan = WeightPlan()
+    plan = WeightPlan(is_rounded=is_rounded)
     plan.add_matrices([weight], [bias])
     arena, matrices, floats = plan.pack()
     num_rows, room = len(x) + 16, padded(weight.shape[0], 64)
@@ -271,11 +274,48 @@ def test_the_codes_are_the_file_s(kind):
     assert same(out, values)
 
 
-def test_other_types_are_rounded_to_eight_bits():
-    values = np.random.default_rng(0).normal(0, 1, (7, 64)).astype(F)
-    coded = FROM_FLOATS.read(values)  # type: ignore[arg-type]
-    back = coded.codes * np.repeat(coded.scales, 32, axis=1) + np.repeat(coded.minima, 32, axis=1)
-    assert np.linalg.norm(back - values) / np.linalg.norm(values) < 0.006
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(FLOAT_KINDS),
+    st.integers(1, 33),
+    st.integers(1, 150),
+    st.sampled_from([1, 30, 32, 64, 300]),
+    st.integers(0, 2**32 - 1),
+)
+def test_products_of_floats_rounded_to_eight_bits(kind, num_rows, outputs, columns, seed):
+    weight = random_tensor(kind, (outputs, columns), seed)
+    x = np.random.default_rng(seed).normal(0, 2, (num_rows, columns)).astype(F)
+    got = multiply(weight, x, is_rounded=True)
+    coded = ROUNDED.read(weight.dequantize())
+    assert same(got, twins.matmul_codes(twins.padded_rows(x), coded, ROUNDED))
+    row = seed % num_rows
+    assert same(multiply(weight, x[row : row + 1], is_rounded=True)[0], got[row])
+
+
+def back(coded, columns):
+    values = coded.codes * np.repeat(coded.scales.astype(F), 32, axis=1)
+    return (values + np.repeat(coded.minima.astype(F), 32, axis=1))[:, :columns]
+
+
+@pytest.mark.parametrize(
+    ("draw", "most"), [("normal", 0.0049), ("laplace", 0.0057), ("uniform", 0.0037)]
+)
+def test_eight_bits_are_close_to_the_floats(draw, most):
+    rng = np.random.default_rng(0)
+    values = getattr(rng, draw)(-1 if draw == "uniform" else 0, 1, (200, 1000)).astype(F)
+    coded = ROUNDED.read(values)
+    error = np.linalg.norm(back(coded, 1000) - values) / np.linalg.norm(values)
+    assert 0.9 * most < error < most
+
+
+def test_groups_of_one_value_keep_it_and_what_float16_lacks_is_refused():
+    values = np.full((2, 40), 0.5, F)
+    values[1] = 0
+    assert (back(ROUNDED.read(values), 40) == values).all()
+    for wrong in (7e4, -np.inf, np.nan):
+        values[0, 3] = wrong
+        with pytest.raises(ConfigError, match="up to 65504: load the model without it"):
+            ROUNDED.read(values)
 
 
 # -- attention ------------------------------------------------------------------------------------

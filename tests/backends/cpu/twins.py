@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.backends.cpu import plan
+from tiny_quants import IQ4_NL_LEVELS
+
 if TYPE_CHECKING:
     from octavo.backends.cpu.formats import Coded, Format
 
@@ -122,11 +125,14 @@ def rotate(x, cos, sin, dim, interleaved):
 
 
 def codes_of(coded: Coded, form: Format):
-    """The codes [N, K] of packed rows, 4-bit ones spread."""
+    """The codes [N, K] of packed rows, 4-bit ones spread, IQ4_NL's looked up."""
     if form.bits == 8:
         return coded.codes.astype(np.int32)
     pairs = coded.codes.reshape(len(coded.codes), -1, 16)
-    return np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(pairs), -1).astype(np.int32)
+    codes = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(pairs), -1)
+    if form.kind == plan.IQ4:
+        return np.array(IQ4_NL_LEVELS, np.int32)[codes] + form.offset
+    return codes.astype(np.int32)
 
 
 def matmul_codes(x, coded: Coded, form: Format):

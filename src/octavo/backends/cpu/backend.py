@@ -48,8 +48,9 @@ class CpuBackend:
     """The compiled forward pass over a paged float16 KV cache of blocks of 16 tokens.
 
     ``tensors`` are named as in GGUF. Results are the same to the last bit for any number of
-    threads, any batch and any instruction set. Not for two threads at once. Raises `ConfigError`
-    for what the kernels do not compute.
+    threads, any batch and any instruction set. ``quantization="int8"`` rounds 16-bit and float32
+    matrices to 8 bits; None leaves every weight as its file has it. Not for two threads at once.
+    Raises `ConfigError` for what the kernels do not compute.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CpuBackend:
         num_blocks: int,
         block_size: int = BLOCK,
         num_threads: int | None = None,
+        quantization: str | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         if block_size != BLOCK:
@@ -79,7 +81,7 @@ class CpuBackend:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_threads = min(num_threads or usable_cores(), MOST_THREADS)
-        self._model = pack_model(spec, tensors, num_blocks)
+        self._model = pack_model(spec, tensors, num_blocks, is_rounded=quantization == "int8")
         shape = (spec.num_layers, spec.num_kv_heads, num_blocks, spec.head_dim * BLOCK)
         self.keys = aligned(shape, np.uint16)
         """``[layer, kv_head, block, head_dim, 16]``, the bits of float16."""

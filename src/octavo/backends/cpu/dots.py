@@ -9,18 +9,21 @@ Three paths, one result, exact in every one (integers; nothing saturates):
              (even bytes, odd bytes) for vpmaddwd
     generic  the same spreading in plain LLVM, on any CPU; on NEON it becomes smull and addp
 
-A tile takes ``regs`` for its sums, ``step`` once for four k's and ``finish`` once a group:
-`regs_u4`, `step_u4`, `finish_u4`, and the same for 8-bit codes.
+A tile takes ``regs`` for its sums, ``step`` once for four k's and ``finish`` once a group: a `Dot`,
+of 4-bit codes and of 8-bit ones. 4-bit codes are taken out of their bytes first (`low_nibbles`) and
+IQ4_NL's looked up besides (`low_values`): a byte shuffle, or where there is none fifteen selects.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 
+from octavo.backends.cpu.compiler import inlined
 from octavo.backends.cpu.machine import DOT_PATH
 from octavo.backends.cpu.simd.memory import regs_i16, regs_i32
 from octavo.backends.cpu.simd.vectors import (
@@ -36,12 +39,30 @@ from octavo.backends.cpu.simd.vectors import (
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.machine import DotPath
+    from octavo.backends.cpu.simd.vectors import I32x16
 
 _I32X8 = ir.VectorType(ir.IntType(32), 8)
 _I32X32 = ir.VectorType(ir.IntType(32), 32)
 _I16X16 = ir.VectorType(ir.IntType(16), 16)
 _I16X32 = i16x32.ir
 _I8X32 = ir.VectorType(ir.IntType(8), 32)
+_I8X64 = ir.VectorType(ir.IntType(8), 64)
+
+IQ4_VALUES: Final = np.array(
+    [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8
+)
+"""IQ4_NL's sixteen levels, -127 to 113, with 128 added: as a `U8` code means them."""
+
+
+class Dot(NamedTuple):
+    """A byte dot, as a tile uses it."""
+
+    regs: Any
+    step: Any
+    finish: Any
+
+
+# -- codes ----------------------------------------------------------------------------------------
 
 
 @emit(i32x16, i32x16)
@@ -56,6 +77,39 @@ def high_nibbles(builder, codes):
     return builder.and_(
         builder.lshr(codes, constant(i32x16.ir, 4)), constant(i32x16.ir, 0x0F0F0F0F)
     )
+
+
+def _table_ir(kind: Any) -> Any:
+    """Return IQ4_NL's values in each sixteen bytes of a vector."""
+    return ir.Constant(kind, [int(IQ4_VALUES[i % 16]) for i in range(kind.count)])
+
+
+@emit(i32x16, i32x16)
+def _look_up_vnni(builder, codes):
+    name = "llvm.x86.avx512.pshuf.b.512"
+    values = call(builder, name, _I8X64, _table_ir(_I8X64), builder.bitcast(codes, _I8X64))
+    return builder.bitcast(values, i32x16.ir)
+
+
+@emit(i32x16, i32x16)
+def _look_up_avx2(builder, codes):
+    name, table = "llvm.x86.avx2.pshuf.b", _table_ir(_I8X32)
+    halves = [half_ir(builder, builder.bitcast(codes, _I8X64), i) for i in (0, 1)]
+    values = [call(builder, name, _I8X32, table, half) for half in halves]
+    return builder.bitcast(join_ir(builder, *values), i32x16.ir)
+
+
+@emit(i32x16, i32x16)
+def _look_up_generic(builder, codes):
+    codes = builder.bitcast(codes, _I8X64)
+    values = [constant(_I8X64, int(value)) for value in IQ4_VALUES]
+    for bit in (1, 2, 4, 8):
+        is_set = builder.icmp_unsigned(
+            "!=", builder.and_(codes, constant(_I8X64, bit)), constant(_I8X64, 0)
+        )
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [builder.select(is_set, odd, even) for even, odd in pairs]
+    return builder.bitcast(values[0], i32x16.ir)
 
 
 # -- AVX-512 VNNI ---------------------------------------------------------------------------------
@@ -151,10 +205,27 @@ def _as_it_is(_builder, total):
 
 # -- the choice -----------------------------------------------------------------------------------
 
-_PATHS: dict[DotPath, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
-    "vnni": ((regs_i32, _step_vnni, _as_it_is), (regs_i32, _step_vnni, _as_it_is)),
-    "avx2": ((regs_i16, _step_u4_avx2, _finish_u4_avx2), (regs_i32, _step_u8_avx2, _as_it_is)),
-    "generic": ((regs_i32, _step_generic, _as_it_is), (regs_i32, _step_generic, _as_it_is)),
+_VNNI, _GENERIC = Dot(regs_i32, _step_vnni, _as_it_is), Dot(regs_i32, _step_generic, _as_it_is)
+_PATHS: dict[DotPath, tuple[Dot, Dot, Any]] = {
+    "vnni": (_VNNI, _VNNI, _look_up_vnni),
+    "avx2": (
+        Dot(regs_i16, _step_u4_avx2, _finish_u4_avx2),
+        Dot(regs_i32, _step_u8_avx2, _as_it_is),
+        _look_up_avx2,
+    ),
+    "generic": (_GENERIC, _GENERIC, _look_up_generic),
 }
 
-(regs_u4, step_u4, finish_u4), (regs_u8, step_u8, finish_u8) = _PATHS[DOT_PATH]
+DOT_U4, DOT_U8, _look_up = _PATHS[DOT_PATH]
+
+
+@inlined
+def low_values(codes: I32x16) -> I32x16:
+    """What IQ4_NL's table has for the lower four bits of each of 64 bytes."""
+    return _look_up(low_nibbles(codes))
+
+
+@inlined
+def high_values(codes: I32x16) -> I32x16:
+    """What IQ4_NL's table has for the upper four bits of each of 64 bytes."""
+    return _look_up(high_nibbles(codes))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from octavo.backends.cpu import plan as p
+from octavo.backends.cpu.dots import IQ4_VALUES
 from octavo.backends.cpu.simd import (
     F32x16,
     Floats,
@@ -269,10 +270,12 @@ def embed_row(arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: 
 def _coded_value(arena: Ints, d: Ints, block: int, lane: int, k: int) -> Any:
     """scale * code + minimum, each operation rounded, as the file's type defines it."""
     columns = d[p.COLUMNS]
-    if d[p.KIND] == p.U4:
+    if d[p.KIND] == p.U4 or d[p.KIND] == p.IQ4:
         j = k % 16 // 4
         pair = arena[d[p.CODES] + (block * columns + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
         code = np.int64(pair >> 4 if k % 32 >= 16 else pair & 15)
+        if d[p.KIND] == p.IQ4:
+            code = np.int64(IQ4_VALUES[code])
     else:
         code = np.int64(arena[d[p.CODES] + (block * columns + k // 4 * 4) * 16 + lane * 4 + k % 4])
     group = (block * (columns // d[p.GROUP]) + k // d[p.GROUP]) * 16 + lane

@@ -1,16 +1,19 @@
 """Each file type's blocks as codes, scales and minima: value = scale * code + minimum.
 
-Nothing is rounded: the codes are the file's own, made unsigned. A symmetric type has no stored
-minimum; its ``offset`` says what is taken off a code. `packing.py` lays the result out.
+Nothing is rounded unless asked for: the codes are the file's own, made unsigned. A symmetric type
+has no stored minimum; its ``offset`` says what is taken off a code, or off what IQ4_NL's table has
+for it. `packing.py` lays the result out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from octavo.backends.cpu import plan as p
+from octavo.errors import ConfigError
 from octavo.model.files.quants import BLOCK_LAYOUTS, GGMLType
 
 if TYPE_CHECKING:
@@ -36,15 +39,21 @@ class Coded(NamedTuple):
 class Format:
     """How the blocks of one file type are packed."""
 
-    bits: int
+    kind: int
+    """`plan.U4`, `plan.IQ4` or `plan.U8`."""
     group: int
     """Weights that share a scale: 32 or 16."""
     wide: bool
     """Whether scales are float32: a product of two of the file's numbers needs it."""
     has_minima: bool
     offset: int
-    read: Callable[[Bytes], Coded]
-    """From blocks ``[num_rows, blocks, bytes]``."""
+    read: Callable[[NDArray[Any]], Coded]
+    """From blocks ``[num_rows, blocks, bytes]``, or of `ROUNDED` values ``[num_rows, K]``."""
+
+    @property
+    def bits(self) -> int:
+        """Of a code: 8 or 4."""
+        return 8 if self.kind == p.U8 else 4
 
 
 def _halves(blocks: Bytes, start: int) -> NDArray[np.float16]:
@@ -92,16 +101,6 @@ def _q5_1(blocks: Bytes) -> Coded:
 
 def _q8_0(blocks: Bytes) -> Coded:
     return Coded(_rows(blocks[:, :, 2:] ^ 0x80), _halves(blocks, 0), None)
-
-
-_IQ4_NL_VALUES: Final = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-)
-
-
-def _iq4_nl(blocks: Bytes) -> Coded:
-    table = (_IQ4_NL_VALUES + 128).astype(np.uint8)
-    return Coded(_rows(table[_spread(blocks[:, :, 2:])]), _halves(blocks, 0), None)
 
 
 def _scales_and_minima(blocks: Bytes, start: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -183,32 +182,49 @@ def _q3_k(blocks: Bytes) -> Coded:
 
 
 FORMATS: Final[dict[GGMLType, Format]] = {
-    GGMLType.Q4_0: Format(4, 32, False, False, 8, _q4_0),
-    GGMLType.Q4_1: Format(4, 32, False, True, 0, _q4_1),
-    GGMLType.Q4_K: Format(4, 32, True, True, 0, _q4_k),
-    GGMLType.IQ4_NL: Format(8, 32, False, False, 128, _iq4_nl),
-    GGMLType.Q5_0: Format(8, 32, False, False, 16, _q5_0),
-    GGMLType.Q5_1: Format(8, 32, False, True, 0, _q5_1),
-    GGMLType.Q5_K: Format(8, 32, True, True, 0, _q5_k),
-    GGMLType.Q8_0: Format(8, 32, False, False, 128, _q8_0),
-    GGMLType.Q6_K: Format(8, 16, True, False, 32, _q6_k),
-    GGMLType.Q3_K: Format(8, 16, True, False, 4, _q3_k),
-    GGMLType.Q2_K: Format(8, 16, True, True, 0, _q2_k),
+    GGMLType.Q4_0: Format(p.U4, 32, False, False, 8, _q4_0),
+    GGMLType.Q4_1: Format(p.U4, 32, False, True, 0, _q4_1),
+    GGMLType.Q4_K: Format(p.U4, 32, True, True, 0, _q4_k),
+    GGMLType.IQ4_NL: Format(p.IQ4, 32, False, False, 128, _q4_0),
+    GGMLType.Q5_0: Format(p.U8, 32, False, False, 16, _q5_0),
+    GGMLType.Q5_1: Format(p.U8, 32, False, True, 0, _q5_1),
+    GGMLType.Q5_K: Format(p.U8, 32, True, True, 0, _q5_k),
+    GGMLType.Q8_0: Format(p.U8, 32, False, False, 128, _q8_0),
+    GGMLType.Q6_K: Format(p.U8, 16, True, False, 32, _q6_k),
+    GGMLType.Q3_K: Format(p.U8, 16, True, False, 4, _q3_k),
+    GGMLType.Q2_K: Format(p.U8, 16, True, True, 0, _q2_k),
 }
-"""The types whose codes are kept. 16-bit and float32 rows are kept too, by `packing.py`."""
+"""The types whose codes are kept. 16-bit and float32 rows are kept by `packing.py`, as a rule."""
 
-FROM_FLOATS: Final = Format(8, 32, True, True, 0, lambda blocks: from_floats(blocks))
-"""Any other type: rounded to 8 bits from its dequantised values."""
+_MOST = 65504
+"""The largest finite float16."""
 
 
-def from_floats(values: NDArray[np.generic]) -> Coded:
-    """Round rows [num_rows, K] to 8-bit codes between each group's least and greatest value."""
-    rows = values.astype(np.float32).reshape(len(values), -1, 32)
-    least = rows.min(axis=2)
-    scales = (rows.max(axis=2) - least) / np.float32(255)
-    safe = np.where(scales == 0, np.float32(1), scales)
-    codes = np.rint((rows - least[:, :, None]) / safe[:, :, None])
-    return Coded(_rows(np.clip(codes, 0, 255)), scales, least)
+def rounded(values: NDArray[np.float32]) -> Coded:
+    """Round rows [num_rows, K] to 8-bit codes between each group's least and greatest value.
+
+    Scales and minima are float16, and the codes count from them as they are stored. K may be any
+    number: the last group is filled up with its last value. Raises `ConfigError` beyond float16.
+    """
+    most = np.abs(values).max(initial=0)
+    if not most <= _MOST:
+        raise ConfigError(
+            f"a weight of the model is {most:g}; quantization='int8' rounds values up to {_MOST}: "
+            "load the model without it",
+            param="quantization",
+        )
+    groups = np.pad(values, ((0, 0), (0, -values.shape[1] % 32)), mode="edge")
+    groups = groups.reshape(len(values), -1, 32)
+    minima = groups.min(axis=2).astype(np.float16)
+    shifted = groups - minima.astype(np.float32)[:, :, None]
+    scales = (shifted.max(axis=2) / np.float32(255)).astype(np.float16)
+    units = np.where(scales == 0, np.float32(1), scales.astype(np.float32))
+    codes = np.rint(shifted / units[:, :, None])
+    return Coded(_rows(np.clip(codes, 0, 255)), scales, minima)
+
+
+ROUNDED: Final = Format(p.U8, 32, False, True, 0, rounded)
+"""16-bit and float32 rows, where int8 is asked for; any type that is not in `FORMATS`."""
 
 
 def blocks_of(kind: GGMLType, data: Bytes, num_rows: int) -> Bytes:

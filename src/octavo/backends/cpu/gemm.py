@@ -63,6 +63,7 @@ def make_chunk(single: Any, big: Any, small: Any) -> Any:
 
 
 _chunk_u4 = make_chunk(t.tile_u4_single, t.tile_u4_big, t.tile_u4_small)
+_chunk_iq4 = make_chunk(t.tile_iq4_single, t.tile_iq4_big, t.tile_iq4_small)
 _chunk_u8 = make_chunk(t.tile_u8_single, t.tile_u8_big, t.tile_u8_small)
 
 
@@ -160,6 +161,8 @@ def matmul(
             out_at = d[p.OUT_AT] + chunk * CHUNK
             if d[p.KIND] == p.U4:
                 _chunk_u4(out, out_at, stride, x, row, stop, w.arena, d, block)
+            elif d[p.KIND] == p.IQ4:
+                _chunk_iq4(out, out_at, stride, x, row, stop, w.arena, d, block)
             elif d[p.KIND] == p.U8:
                 _chunk_u8(out, out_at, stride, x, row, stop, w.arena, d, block)
             else:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.formats import FORMATS, FROM_FLOATS, Coded, Format, blocks_of
+from octavo.backends.cpu.formats import FORMATS, ROUNDED, Coded, Format, blocks_of
 from octavo.backends.cpu.gemm import BLOCK, CHUNK
-from octavo.model.files.quants import GGMLType
+from octavo.model.files.quants import GGMLType, dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,9 +81,13 @@ class _Planned:
 
 
 class WeightPlan:
-    """Collects matrices and vectors, then packs them all at once."""
+    """Collects matrices and vectors, then packs them all at once.
 
-    def __init__(self) -> None:
+    ``is_rounded``: 16-bit and float32 matrices become 8-bit codes, instead of what they are.
+    """
+
+    def __init__(self, *, is_rounded: bool = False) -> None:
+        self._is_rounded = is_rounded
         self._planned: list[_Planned] = []
         self._vectors: list[tuple[NDArray[np.float32], int]] = []
         self._num_bytes = 0
@@ -108,7 +112,7 @@ class WeightPlan:
         for tensor, bias in zip(tensors, biases, strict=True):
             room = padded(tensor.shape[0], CHUNK)
             last = self._planned[-1] if len(self._planned) > first else None
-            if last is None or not _alike(last, tensor, bias):
+            if last is None or not self._alike(last, tensor, bias):
                 last = self._new_matrix(tensor, out_at, bias)
             last.tensors.append((tensor, last.fields[p.PADDED_ROWS]))
             last.fields[p.ROWS] = last.fields[p.PADDED_ROWS] + tensor.shape[0]
@@ -140,7 +144,7 @@ class WeightPlan:
     def _new_matrix(
         self, tensor: Tensor, out_at: int, bias: NDArray[np.float32] | None
     ) -> _Planned:
-        kind, form = _kind_of(tensor)
+        kind, form = self._kind_of(tensor)
         fields = {
             p.KIND: kind,
             p.ROWS: 0,
@@ -173,21 +177,16 @@ class WeightPlan:
             self._num_bytes += scale_bytes
         self._num_bytes = padded(self._num_bytes, 64)
 
+    def _kind_of(self, tensor: Tensor) -> tuple[int, Format | None]:
+        if tensor.type in _FLOAT_KINDS and not self._is_rounded:
+            return _FLOAT_KINDS[tensor.type][0], None
+        form = FORMATS.get(tensor.type, ROUNDED)
+        return form.kind, form
 
-def _kind_of(tensor: Tensor) -> tuple[int, Format | None]:
-    if tensor.type in _FLOAT_KINDS:
-        return _FLOAT_KINDS[tensor.type][0], None
-    form = FORMATS.get(tensor.type, FROM_FLOATS)
-    return (p.U4 if form.bits == 4 else p.U8), form
-
-
-def _alike(planned: _Planned, tensor: Tensor, bias: NDArray[np.float32] | None) -> bool:
-    kind, form = _kind_of(tensor)
-    return (
-        planned.fields[p.KIND] == kind
-        and planned.format is form
-        and (planned.fields[p.BIAS] >= 0) == (bias is not None)
-    )
+    def _alike(self, planned: _Planned, tensor: Tensor, bias: NDArray[np.float32] | None) -> bool:
+        return self._kind_of(tensor) == (planned.fields[p.KIND], planned.format) and (
+            planned.fields[p.BIAS] >= 0
+        ) == (bias is not None)
 
 
 # -- filling the arena ----------------------------------------------------------------------------
@@ -214,13 +213,13 @@ def _pack_codes(
 
 
 def _coded_rows(form: Format, tensor: Tensor) -> Iterator[tuple[int, Coded]]:
-    num_rows = tensor.shape[0]
-    if form is FROM_FLOATS:
-        source: NDArray[Any] = tensor.dequantize().reshape(tensor.shape)
-    else:
-        source = blocks_of(tensor.type, tensor.data, num_rows)
+    num_rows, columns = tensor.shape
+    source = blocks_of(tensor.type, tensor.data, num_rows)
     for first in range(0, num_rows, _ROWS_AT_ONCE):
-        yield first, form.read(source[first : first + _ROWS_AT_ONCE])
+        rows: NDArray[Any] = source[first : first + _ROWS_AT_ONCE]
+        if form is ROUNDED:
+            rows = dequantize(tensor.type, rows.reshape(-1), (len(rows), columns))
+        yield first, form.read(rows)
 
 
 def _pack_floats(

@@ -86,5 +86,5 @@ minimum is -OFFSET * scale. WIDE: scales are float32, not float16. BIAS: place o
 none. OUT_AT: first column of the output."""
 MATRIX_SIZE = 12
 
-U4, U8, F16, BF16, F32 = range(5)
-"""What KIND may be. Up to U8 they multiply quantised rows."""
+U4, IQ4, U8, F16, BF16, F32 = range(6)
+"""What KIND may be: IQ4 is 4 bits that a table turns into 8. Up to U8, rows are quantised first."""

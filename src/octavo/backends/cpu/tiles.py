@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.backends.cpu import dots
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.dots import high_nibbles, low_nibbles
+from octavo.backends.cpu.dots import (
+    DOT_U4,
+    DOT_U8,
+    Dot,
+    high_nibbles,
+    high_values,
+    low_nibbles,
+    low_values,
+)
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
     F32x16,
@@ -50,8 +57,7 @@ SMALL_ROWS, SMALL_VECTORS = (4, 2) if HAS_AVX512 else (4, 1)
 SINGLE_VECTORS = 4
 FLOAT_ROWS, FLOAT_VECTORS = (8, 2) if HAS_AVX512 else (4, 1)
 
-regs_u4, step_u4, finish_u4 = dots.regs_u4, dots.step_u4, dots.finish_u4
-regs_u8, step_u8, finish_u8 = dots.regs_u8, dots.step_u8, dots.finish_u8
+regs_u8, step_u8, finish_u8 = DOT_U8
 
 
 @inlined
@@ -60,8 +66,12 @@ def load_scale(arena: Ints, place: int, wide: bool) -> F32x16:
     return load_f32(arena, place) if wide else load_f16(arena, place)
 
 
-def make_tile_u4(rows: int, vectors: int) -> Any:
-    """Return the tile for 4-bit codes: groups of 32, 256 bytes for a block's group."""
+def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) -> Any:
+    """Return the tile for 4-bit codes: groups of 32, 256 bytes for a block's group.
+
+    ``low`` and ``high`` take the unsigned bytes that ``dot_of`` multiplies out of 64 bytes.
+    """
+    regs, step, finish = dot_of
 
     @kernel
     def tile(
@@ -83,7 +93,7 @@ def make_tile_u4(rows: int, vectors: int) -> Any:
         offset = splat(np.float32(-d[p.OFFSET]))
         acc = regs_f32(rows, vectors)
         for g in range(groups):
-            dot = regs_u4(rows, vectors)
+            dot = regs(rows, vectors)
             for j in range(4):  # 64 bytes: k's 4j .. 4j + 3 low, 16 + 4j .. 16 + 4j + 3 high
                 packed = regs_i32(1, vectors)
                 for v in range(vectors):
@@ -93,21 +103,22 @@ def make_tile_u4(rows: int, vectors: int) -> Any:
                 for r in range(rows):
                     four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
                     for v in range(vectors):
-                        dot[r, v] = step_u4(dot[r, v], low_nibbles(packed[0, v]), four)
+                        dot[r, v] = step(dot[r, v], low(packed[0, v]), four)
                 for r in range(rows):
                     four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4 + 16)
                     for v in range(vectors):
-                        dot[r, v] = step_u4(dot[r, v], high_nibbles(packed[0, v]), four)
+                        dot[r, v] = step(dot[r, v], high(packed[0, v]), four)
             for v in range(vectors):
                 place = ((block + v) * groups + g) * 16 * scale_bytes
                 scale = load_scale(arena, d[p.SCALES] + place, wide)
-                minimum = scale * offset
                 if has_minima:
                     minimum = load_scale(arena, d[p.MINIMA] + place, wide)
+                else:
+                    minimum = scale * offset
                 for r in range(rows):
                     row_scale = splat_f32(x.scales, (row + r) * groups + g)
                     row_sum = splat_f32(x.sums, (row + r) * groups + g)
-                    total = fma(to_f32(finish_u4(dot[r, v])), scale * row_scale, acc[r, v])
+                    total = fma(to_f32(finish(dot[r, v])), scale * row_scale, acc[r, v])
                     acc[r, v] = fma(minimum, row_sum, total)
         for r in range(rows):
             for v in range(vectors):
@@ -154,9 +165,10 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                 for v in range(vectors):
                     place = (((block + v) * groups + g) * parts + part) * 16 * scale_bytes
                     scale = load_scale(arena, d[p.SCALES] + place, wide)
-                    minimum = scale * offset
                     if has_minima:
                         minimum = load_scale(arena, d[p.MINIMA] + place, wide)
+                    else:
+                        minimum = scale * offset
                     for r in range(rows):
                         row_scale = splat_f32(x.scales, (row + r) * groups + g)
                         if parts == 1:
@@ -212,9 +224,14 @@ def make_tile_float(rows: int, vectors: int) -> Any:
     return tile
 
 
-tile_u4_big = make_tile_u4(BIG_ROWS, BIG_VECTORS)
-tile_u4_small = make_tile_u4(SMALL_ROWS, SMALL_VECTORS)
-tile_u4_single = make_tile_u4(1, SINGLE_VECTORS)
+_U4 = (low_nibbles, high_nibbles, DOT_U4)
+_IQ4 = (low_values, high_values, DOT_U8)
+tile_u4_big = make_tile_4bit(BIG_ROWS, BIG_VECTORS, *_U4)
+tile_u4_small = make_tile_4bit(SMALL_ROWS, SMALL_VECTORS, *_U4)
+tile_u4_single = make_tile_4bit(1, SINGLE_VECTORS, *_U4)
+tile_iq4_big = make_tile_4bit(BIG_ROWS, BIG_VECTORS, *_IQ4)
+tile_iq4_small = make_tile_4bit(SMALL_ROWS, SMALL_VECTORS, *_IQ4)
+tile_iq4_single = make_tile_4bit(1, SINGLE_VECTORS, *_IQ4)
 tile_u8_big = make_tile_u8(BIG_ROWS, BIG_VECTORS)
 tile_u8_small = make_tile_u8(SMALL_ROWS, SMALL_VECTORS)
 tile_u8_single = make_tile_u8(1, SINGLE_VECTORS)

@@ -37,9 +37,11 @@ class PackedModel:
     reals: NDArray[np.float32]
 
 
-def pack_model(spec: ModelSpec, tensors: Mapping[str, Tensor], num_blocks: int) -> PackedModel:
-    """Pack every weight that ``spec`` asks for."""
-    packer = _Packer(spec, tensors)
+def pack_model(
+    spec: ModelSpec, tensors: Mapping[str, Tensor], num_blocks: int, *, is_rounded: bool = False
+) -> PackedModel:
+    """Pack every weight that ``spec`` asks for; ``is_rounded`` as `WeightPlan` has it."""
+    packer = _Packer(spec, tensors, WeightPlan(is_rounded=is_rounded))
     model = packer.model(num_blocks)
     layers = np.array([packer.layer(i) for i in range(spec.num_layers)], np.int64)
     arena, matrices, floats = packer.plan.pack()
@@ -49,9 +51,9 @@ def pack_model(spec: ModelSpec, tensors: Mapping[str, Tensor], num_blocks: int) 
 
 
 class _Packer:
-    def __init__(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, spec: ModelSpec, tensors: Mapping[str, Tensor], plan: WeightPlan) -> None:
         self.spec = spec
-        self.plan = WeightPlan()
+        self.plan = plan
         self._tensors = tensors
         self._ropes: dict[RopeSpec, tuple[int, int]] = {}
 
