@@ -34,6 +34,8 @@ BAD_VALUES = [
     ("kv_cache_dtype", [], "float16, float32"),
     ("scheduling_policy", "fifo", "continuous, static"),
     ("scheduling_policy", None, "continuous, static"),
+    ("quantization", "int4", "int8"),
+    ("quantization", [], "int8"),
     *[("kv_cache_memory", value, "a size such as 2GiB")
       for value in (0, -1, "", "0", "-1GiB", "2TiB", "lots", "1e9", True, float("inf"), [],
                     "9" * 400)],
