@@ -32,6 +32,7 @@ BAD_VALUES = [
     ("model", 7, "a name or a path"),
     ("kv_cache_dtype", "int8", "float16, float32"),
     ("kv_cache_dtype", [], "float16, float32"),
+    *[("quantization", value, "one of int8") for value in ("int4", "", 8, [])],
     ("scheduling_policy", "fifo", "continuous, static"),
     ("scheduling_policy", None, "continuous, static"),
     *[("kv_cache_memory", value, "a size such as 2GiB")
