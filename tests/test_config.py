@@ -32,10 +32,9 @@ BAD_VALUES = [
     ("model", 7, "a name or a path"),
     ("kv_cache_dtype", "int8", "float16, float32"),
     ("kv_cache_dtype", [], "float16, float32"),
+    *[("quantization", value, "one of int8") for value in ("int4", "", 8, [])],
     ("scheduling_policy", "fifo", "continuous, static"),
     ("scheduling_policy", None, "continuous, static"),
-    ("quantization", "int4", "int8"),
-    ("quantization", [], "int8"),
     *[("kv_cache_memory", value, "a size such as 2GiB")
       for value in (0, -1, "", "0", "-1GiB", "2TiB", "lots", "1e9", True, float("inf"), [],
                     "9" * 400)],

@@ -63,7 +63,8 @@ def make_chunk(single: Any, big: Any, small: Any) -> Any:
 
 
 _chunk_u4 = make_chunk(t.tile_u4_single, t.tile_u4_big, t.tile_u4_small)
-_chunk_iq4 = make_chunk(t.tile_iq4_single, t.tile_iq4_big, t.tile_iq4_small)
+# A tile is a second of compiling: for so rare a format the large one serves few rows too.
+_chunk_iq4 = make_chunk(t.tile_iq4_single, t.tile_iq4_big, t.tile_iq4_big)
 _chunk_u8 = make_chunk(t.tile_u8_single, t.tile_u8_big, t.tile_u8_small)
 
 
