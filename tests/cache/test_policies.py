@@ -74,6 +74,46 @@ def test_a_policy_of_ones_own_is_found_by_its_module():
             find_policy(name)
 
 
+class Nameless(LRU):
+    """It would be reported as LRU."""
+
+
+class Impostor(LRU):
+    name = "arc"
+
+
+class Blank(LRU):
+    name = " "
+
+
+class Unasked(LRU):
+    """LRU names several victims at a time, and never asks for one."""
+
+    name = "unasked"
+
+    def victim(self, incoming):
+        raise AssertionError
+
+
+class Asked(SLRU):
+    name = "asked"
+
+    def victim(self, incoming):
+        return super().victim(incoming)
+
+
+def test_a_policy_that_would_not_be_what_it_seems_is_refused():
+    for kind, reason in (
+        (Nameless, "it has no name of its own"),
+        (Blank, "it has no name of its own"),
+        (Impostor, "its name is 'arc', which is another policy's"),
+        (Unasked, r"its victim\(\) would never be asked: LRU decides in victims\(\)"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            find_policy(f"{__name__}:{kind.__name__}")
+    assert find_policy(f"{__name__}:Asked") is Asked
+
+
 class TestFIFO(PolicyContract):
     policy = FIFO
 

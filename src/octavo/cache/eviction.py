@@ -50,7 +50,7 @@ class EvictionPolicy(ABC):
     """Decides which unreferenced block dies. Every event is O(1), amortised, for each key."""
 
     name: str
-    """The name by which a user asks for it."""
+    """What reports call it, and users, if it is one of ours; each class has its own."""
 
     def __init__(self, capacity: int, owner: CacheOwner) -> None:
         self.capacity = capacity
@@ -95,7 +95,8 @@ class EvictionPolicy(ABC):
     def victims(self, count: int, incoming: Hashable | None) -> list[Hashable]:  # noqa: ARG002
         """Name up to ``count`` keys, at least one, that die next, children before their parents.
 
-        To be overridden where several can be named without asking `CacheOwner.is_leaf` in between.
+        To be overridden where several can be named without asking `CacheOwner.is_leaf` in between;
+        then this alone decides, and `victim` is not asked.
         """
         return [self.victim(incoming)]
 

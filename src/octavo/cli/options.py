@@ -34,7 +34,7 @@ _SHORT = {"model": ("--model", "-m")}
 _SAMPLING_HELP = {
     "temperature": "Divides the logits; 0 takes the likeliest token.",
     "top_p": "Keep the likeliest tokens whose probabilities reach this sum; 1 is off.",
-    "top_k": "Keep this many of the likeliest tokens; 0 is off.",
+    "top_k": "Keep this many of the likeliest tokens; 0 or -1 is off.",
     "min_p": "Keep tokens at least this fraction as likely as the likeliest; 0 is off.",
     "max_tokens": "Most tokens to generate.",
     "min_tokens": "This many tokens come before anything can end the answer.",

@@ -128,7 +128,7 @@ def simulate(
 
         print(to_json(results, settings))
         return
-    _print(groups)
+    _print(groups, limit)
 
 
 def _check_writable(path: Path) -> None:
@@ -151,7 +151,7 @@ def _run(plan: "Experiment", trace: "Trace") -> "list[Result]":
         return plan.run(trace)
 
 
-def _print(groups: "list[list[Result]]") -> None:
+def _print(groups: "list[list[Result]]", limit: int | None) -> None:
     """Print a table for each trace, then what the words mean."""
     from octavo.simulate.report import COLUMNS, definitions, rows
 
@@ -159,8 +159,9 @@ def _print(groups: "list[list[Result]]") -> None:
     for group in groups:
         references = group[0].counts.references
         mix = f"; {group[0].mix}" if group[0].mix else ""
-        title = f"{harmless(group[0].trace)}: {references:,} references{mix}"
-        made = table(*COLUMNS, numeric=tuple(c for c in COLUMNS if c != "policy"), title=title)
+        cut = f"; limit {limit:,}" if limit is not None else ""
+        console.print(f"{harmless(group[0].trace)}: {references:,} references{mix}{cut}")
+        made = table(*COLUMNS, numeric=tuple(c for c in COLUMNS if c != "policy"))
         for cells in rows(group):
             made.add_row(*cells)
         console.print(made)

@@ -95,17 +95,12 @@ def table_console() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def table(*columns: str, numeric: tuple[str, ...] = (), title: str | None = None) -> Table:
+def table(*columns: str, numeric: tuple[str, ...] = ()) -> Table:
     """Return an empty table; the ``numeric`` columns are set to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD if sys.stdout.isatty() else None,
-        pad_edge=False,
-    )
+    made = Table(box=SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False)
     for column in columns:
         right = column in numeric
         made.add_column(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -83,6 +84,18 @@ def finish(process: subprocess.Popen[str]) -> tuple[float, bool, int, str]:
     return float(value), loaded == "True", int(told), first
 
 
+class Held:
+    """Another process that has the folder's lock, for as long as the test wants."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = (folder / "lock").open("ab")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def let_go(self) -> None:
+        self.file.close()
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
@@ -127,7 +140,23 @@ def test_a_folder_that_cannot_be_written_costs_a_compilation(
         (home / "compiled").write_text("")
     value, loaded, _, first = copy.run(home)
     assert (value, loaded) == (3.0, False)
-    assert "cannot be kept" in first
+    assert "cannot be kept ([Errno 20] Not a directory" in first
+    assert str(home) in first
+
+
+def test_who_waits_for_another_process_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held = Held(tmp_path)
+    monkeypatch.setattr(compiled, "_PATIENCE", 0.0)
+    told = []
+
+    def say(text: str) -> None:
+        told.append(text)
+        held.let_go()
+
+    with compiled._locked(tmp_path, say):
+        assert told == ["another process is compiling the kernels: waiting for it"]
+    with compiled._locked(tmp_path, say):
+        assert len(told) == 1
 
 
 def test_the_key_is_made_of_all_that_decides_the_code(

@@ -14,6 +14,7 @@ function is loaded or compiled. A folder that cannot be written costs a compilat
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import hashlib
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _BACKENDS: Final = Path(__file__).resolve().parents[1]
 _READY: Final = "ready"
+_PATIENCE: Final = 1.0
+"""Seconds; loading takes less."""
 
 
 def cache_key(folder: Path = _BACKENDS) -> str:
@@ -60,16 +63,18 @@ def compiled_home() -> Path:
     return octavo_home() / "compiled"
 
 
-def cache_folder() -> Path | None:
-    """Return this process's folder for compiled code, made if need be; None if it cannot be."""
-    try:
-        folder = compiled_home() / cache_key()
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "lock", "ab"):
-            pass
-    except (OSError, ConfigError):
-        return None
-    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+def cache_folder() -> Path:
+    """Return this process's folder for compiled code, made if need be.
+
+    Raises `OSError` or `ConfigError` if there can be none that is written.
+    """
+    folder = compiled_home() / cache_key()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "ab"):
+        pass
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    return folder
 
 
 class Compiled:
@@ -93,30 +98,43 @@ class Compiled:
 
     def _compile(self, signature: tuple[Any, ...], say: Callable[[str], None]) -> Any:
         dispatcher = numba.njit(**OPTIONS)(self._function)
-        folder = cache_folder()
-        if folder is None:
+        try:
+            folder = cache_folder()
+        except (OSError, ConfigError) as error:
             say(
-                "compiled code cannot be kept: set OCTAVO_COMPILED (or OCTAVO_HOME, which holds "
-                "models too) to a folder that can be written"
+                f"compiled code cannot be kept ({error}): set OCTAVO_COMPILED (or OCTAVO_HOME, "
+                "which holds models too) to a folder that can be written"
             )
-        else:
-            with _cache_dir(folder):
-                dispatcher.enable_caching()
-        with _locked(folder):
-            ready = None if folder is None else folder / f"{self._function.__name__}.{_READY}"
-            is_new = ready is None or not ready.exists()
-            if is_new:
-                say(f"compiling {self._what}: up to half a minute, once for this version and CPU")
-            begin = time.monotonic()
-            with _without_gc():
-                dispatcher.compile(signature)
-            self.was_loaded = sum(dispatcher.stats.cache_hits.values()) > 0
-            if is_new:
-                say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
-            if ready is not None and is_new:
-                with contextlib.suppress(OSError):
-                    ready.touch()
+            self._compile_into(dispatcher, signature, None, say)
+            return dispatcher
+        with _cache_dir(folder):
+            dispatcher.enable_caching()
+        with _locked(folder, say):
+            self._compile_into(dispatcher, signature, folder, say)
         return dispatcher
+
+    def _compile_into(
+        self,
+        dispatcher: Any,
+        signature: tuple[Any, ...],
+        folder: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Load or compile; the dispatcher keeps the code in ``folder``, if there is one."""
+        ready = None if folder is None else folder / f"{self._function.__name__}.{_READY}"
+        is_new = ready is None or not ready.exists()
+        if is_new:
+            how_often = "each time" if ready is None else "once for this version and CPU"
+            say(f"compiling {self._what}: up to half a minute, {how_often}")
+        begin = time.monotonic()
+        with _without_gc():
+            dispatcher.compile(signature)
+        self.was_loaded = sum(dispatcher.stats.cache_hits.values()) > 0
+        if is_new:
+            say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
+        if ready is not None and is_new:
+            with contextlib.suppress(OSError):
+                ready.touch()
 
 
 def _say(text: str) -> None:
@@ -148,10 +166,22 @@ def _cache_dir(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    if folder is None:
-        yield
-        return
+def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder's lock; ``say`` is told if another process has it for longer than loading."""
     with open(folder / "lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        begin = time.monotonic()
+        while not _try_lock(lock.fileno()):
+            if time.monotonic() - begin > _PATIENCE:
+                say("another process is compiling the kernels: waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                break
+            time.sleep(0.05)
         yield
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -93,6 +93,15 @@ class WeightPlan:
         self._num_bytes = 0
         self._num_floats = 0
 
+    @property
+    def rounds_any(self) -> bool:
+        """Whether `pack` will round a matrix of 16-bit or float32 weights."""
+        return any(
+            planned.format is ROUNDED and tensor.type in _FLOAT_KINDS
+            for planned in self._planned
+            for tensor, _ in planned.tensors
+        )
+
     def add_vector(self, *parts: tuple[NDArray[np.float32], int]) -> int:
         """Keep vectors one after another, each in room for a given size; return the place."""
         place = self._num_floats

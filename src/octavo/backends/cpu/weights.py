@@ -14,6 +14,7 @@ from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.elementwise import GELU_TANH, SILU
 from octavo.backends.cpu.packing import Tensor, WeightPlan, padded
 from octavo.backends.reference import rope_tables
+from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,10 +41,19 @@ class PackedModel:
 def pack_model(
     spec: ModelSpec, tensors: Mapping[str, Tensor], num_blocks: int, *, is_rounded: bool = False
 ) -> PackedModel:
-    """Pack every weight that ``spec`` asks for; ``is_rounded`` as `WeightPlan` has it."""
+    """Pack every weight that ``spec`` asks for; ``is_rounded`` as `WeightPlan` has it.
+
+    Raises `ConfigError` if it is set and there is nothing to round.
+    """
     packer = _Packer(spec, tensors, WeightPlan(is_rounded=is_rounded))
     model = packer.model(num_blocks)
     layers = np.array([packer.layer(i) for i in range(spec.num_layers)], np.int64)
+    if is_rounded and not packer.plan.rounds_any:
+        raise ConfigError(
+            "quantization is 'int8', which rounds 16-bit and float32 matrices, and this model has "
+            "none: they are quantised already; leave it out",
+            param="quantization",
+        )
     arena, matrices, floats = packer.plan.pack()
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     reals = np.array([spec.norm_eps, scale, spec.embedding_scale], np.float32)

@@ -38,7 +38,28 @@ def find_policy(name: str) -> type[EvictionPolicy]:
         raise _refused(name, "it is not a class derived from octavo.cache.eviction.EvictionPolicy")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise _refused(name, f"it lacks {', '.join(missing)}")
+    if fault := _fault(found):
+        raise _refused(name, fault)
     return found
+
+
+def _fault(policy: type[EvictionPolicy]) -> str | None:
+    """Return what would make a policy from outside do or be called something else than it seems."""
+    label = vars(policy).get("name")
+    if not isinstance(label, str) or not label.strip():
+        return "it has no name of its own; write name = '...' in the class: reports show it"
+    if POLICIES.get(label, policy) is not policy:
+        return f"its name is {label!r}, which is another policy's; reports would mix them up"
+    overrides = {
+        method: next(at for at, kind in enumerate(policy.__mro__) if method in vars(kind))
+        for method in ("victim", "victims")
+    }
+    if overrides["victim"] < overrides["victims"] and (
+        policy.__mro__[overrides["victims"]] is not EvictionPolicy
+    ):
+        base = policy.__mro__[overrides["victims"]].__name__
+        return f"its victim() would never be asked: {base} decides in victims(); override that"
+    return None
 
 
 def _refused(name: str, reason: str) -> ConfigError:
