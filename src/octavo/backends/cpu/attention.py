@@ -35,6 +35,7 @@ from octavo.backends.cpu.simd import (
     load_f16,
     load_f32,
     max_lanes,
+    prefetch,
     regs_f32,
     splat,
     splat_f32,
@@ -50,6 +51,10 @@ SEGMENT, CHUNK, BLOCK = 512, 64, 16
 TILE_ROWS = (1, 4, 8, 12) if HAS_AVX512 else (1, 2, 4, 6)
 """The numbers of rows for which there is a tile; a tile with fewer repeats its last row."""
 MAX_ROWS = TILE_ROWS[-1]
+ABREAST = (4, 4, 2, 2) if HAS_AVX512 else (2, 2, 1, 1)
+"""What `make_segment` is told for each of them: all sums lie in registers."""
+FETCHING_ROWS = TILE_ROWS[1]
+"""Tiles of no more rows ask for what comes next: as decoding does, they wait for memory."""
 
 _NOTHING, _ZERO, _ONE = np.float32(-1e30), np.float32(0), np.float32(1)
 
@@ -89,15 +94,18 @@ class Tile(NamedTuple):
     part: Floats
 
 
-def make_segment(rows: int) -> Any:
-    """Return the function that attends ``rows`` rows over a part of one segment."""
+def make_segment(rows: int, abreast: int) -> Any:
+    """Return the function that attends ``rows`` rows over a part of one segment.
+
+    ``abreast``: so many blocks' scores, and vectors of a value, are in registers at a time.
+    """
+    fetches = rows <= FETCHING_ROWS
 
     @kernel
     def segment(
         tile: Tile, blocks: Blocks, head_dim: int, first: int, stop: int, state: Floats, at: int
     ) -> None:
-        q, s, limit, low = tile.q, tile.s, tile.limit, tile.low
-        size = head_dim * BLOCK
+        limit, low = tile.limit, tile.low
         end = min(stop, limit[rows - 1])
         begin = max(first, low[0] // CHUNK * CHUNK)
         for r in range(rows):
@@ -108,44 +116,104 @@ def make_segment(rows: int) -> Any:
         for chunk in range(begin, end, CHUNK):
             block0 = max(low[0] - chunk, 0) // BLOCK
             block1 = min(CHUNK // BLOCK, (end - chunk + BLOCK - 1) // BLOCK)
-            for b in range(block0, block1):
-                place = blocks.base + blocks.tables[blocks.table_at + chunk // BLOCK + b] * size
-                acc = regs_f32(rows, 1)
-                for d in range(head_dim):
-                    k = load_f16(blocks.keys, place + d * 16)
-                    for r in range(rows):
-                        acc[r, 0] = fma(splat_f32(q, d * rows + r), k, acc[r, 0])
-                for r in range(rows):
-                    store_f32(s, r * CHUNK + b * BLOCK, acc[r, 0])
+            score(tile, blocks, head_dim, chunk, block0, block1)
             for r in range(rows):
                 if chunk < limit[r] and low[r] < chunk + CHUNK:
-                    _soften(s, r * CHUNK, limit[r] - chunk, low[r] - chunk, state, at, r, head_dim)
-            for d in range(0, head_dim, 16):
-                total = regs_f32(rows, 1)
-                for r in range(rows):
-                    total[r, 0] = load_f32(state, at + O_AT + r * head_dim + d)
-                for b in range(block0, block1):
-                    place = (
-                        blocks.base + blocks.tables[blocks.table_at + chunk // BLOCK + b] * size + d
+                    _soften(
+                        tile.s, r * CHUNK, limit[r] - chunk, low[r] - chunk, state, at, r, head_dim
                     )
-                    t0 = chunk + b * BLOCK
-                    if low[rows - 1] <= t0 and t0 + BLOCK <= limit[0]:
-                        for t in range(BLOCK):
-                            v = load_f16(blocks.values, place + t * head_dim)
-                            for r in range(rows):
-                                p = splat_f32(s, r * CHUNK + b * BLOCK + t)
-                                total[r, 0] = fma(p, v, total[r, 0])
-                    else:
-                        for t in range(max(low[0] - t0, 0), min(BLOCK, end - t0)):
-                            v = load_f16(blocks.values, place + t * head_dim)
-                            for r in range(rows):
-                                if low[r] <= t0 + t and t0 + t < limit[r]:
-                                    p = splat_f32(s, r * CHUNK + b * BLOCK + t)
-                                    total[r, 0] = fma(p, v, total[r, 0])
+            # Blocks that every row sees whole lie in the middle.
+            whole0 = min(block1, max(block0, (low[rows - 1] - chunk + BLOCK - 1) // BLOCK))
+            whole1 = max(whole0, min(block1, (limit[0] - chunk) // BLOCK))
+            for b in range(block0, whole0):
+                _add_values_seen(rows, tile, blocks, head_dim, chunk, b, state, at)
+            if whole0 < whole1:
+                add_values(tile, blocks, head_dim, chunk, whole0, whole1, end, state, at)
+            for b in range(whole1, block1):
+                _add_values_seen(rows, tile, blocks, head_dim, chunk, b, state, at)
+
+    @kernel
+    def score(
+        tile: Tile, blocks: Blocks, head_dim: int, chunk: int, block0: int, block1: int
+    ) -> None:
+        # What is past block1 - 1 is computed again, and masked for every row.
+        size = head_dim * BLOCK
+        table = blocks.table_at + chunk // BLOCK
+        for b in range(block0, block1, abreast):
+            acc = regs_f32(rows, abreast)
+            for d in range(head_dim):
+                k = regs_f32(1, abreast)
+                for n in range(abreast):
+                    block = blocks.tables[table + min(b + n, block1 - 1)]
+                    place = blocks.base + np.int64(block) * size + d * 16
+                    k[0, n] = load_f16(blocks.keys, place)
+                    if fetches:
+                        prefetch(blocks.values, place)
                 for r in range(rows):
-                    store_f32(state, at + O_AT + r * head_dim + d, total[r, 0])
+                    q = splat_f32(tile.q, d * rows + r)
+                    for n in range(abreast):
+                        acc[r, n] = fma(q, k[0, n], acc[r, n])
+            for r in range(rows):
+                for n in range(abreast):
+                    store_f32(tile.s, r * CHUNK + (b + n) * BLOCK, acc[r, n])
+
+    @kernel
+    def add_values(
+        tile: Tile, blocks: Blocks, head_dim: int, chunk: int, block0: int, block1: int, end: int,
+        state: Floats, at: int,
+    ) -> None:  # fmt: skip
+        # A head's last vectors may be computed twice, to the same bits.
+        last, size = head_dim - 16, head_dim * BLOCK
+        table = blocks.table_at + chunk // BLOCK
+        for d in range(0, head_dim, abreast * 16):
+            total = regs_f32(rows, abreast)
+            for r in range(rows):
+                for n in range(abreast):
+                    place = at + O_AT + r * head_dim + min(d + n * 16, last)
+                    total[r, n] = load_f32(state, place)
+            for b in range(block0, block1):
+                place = blocks.base + np.int64(blocks.tables[table + b]) * size
+                after = place
+                if fetches:
+                    t0 = min(chunk + CHUNK + b * BLOCK, end - 1)
+                    block = blocks.tables[blocks.table_at + t0 // BLOCK]
+                    after = blocks.base + np.int64(block) * size
+                for t in range(BLOCK):
+                    v = regs_f32(1, abreast)
+                    for n in range(abreast):
+                        column = t * head_dim + min(d + n * 16, last)
+                        v[0, n] = load_f16(blocks.values, place + column)
+                        if fetches:
+                            prefetch(blocks.keys, after + column)
+                    for r in range(rows):
+                        p = splat_f32(tile.s, r * CHUNK + b * BLOCK + t)
+                        for n in range(abreast):
+                            total[r, n] = fma(p, v[0, n], total[r, n])
+            for r in range(rows):
+                for n in range(abreast):
+                    place = at + O_AT + r * head_dim + min(d + n * 16, last)
+                    store_f32(state, place, total[r, n])
 
     return segment
+
+
+@kernel
+def _add_values_seen(
+    rows: int, tile: Tile, blocks: Blocks, head_dim: int, chunk: int, b: int, state: Floats, at: int
+) -> None:
+    """Add a block's values that each row sees to its state."""
+    place = blocks.base + np.int64(blocks.tables[blocks.table_at + chunk // BLOCK + b]) * (
+        head_dim * BLOCK
+    )
+    t0 = chunk + b * BLOCK
+    for r in range(rows):
+        first, stop = max(tile.low[r] - t0, 0), min(BLOCK, tile.limit[r] - t0)
+        for d in range(0, head_dim, 16):
+            total = load_f32(state, at + O_AT + r * head_dim + d)
+            for t in range(first, stop):
+                p = splat_f32(tile.s, r * CHUNK + b * BLOCK + t)
+                total = fma(p, load_f16(blocks.values, place + t * head_dim + d), total)
+            store_f32(state, at + O_AT + r * head_dim + d, total)
 
 
 @kernel
@@ -157,16 +225,24 @@ def _soften(
     Scores from ``low`` to ``limit`` - 1 count; the others' weights are 0, whatever they hold.
     """
     scores = regs_f32(1, 4)
+    sees_all = low <= 0 and limit >= CHUNK
     for c in range(4):
-        seen = keep_below(load_f32(s, s_at + c * 16), limit - c * 16, _NOTHING)
-        scores[0, c] = keep_from(seen, low - c * 16, _NOTHING)
+        scores[0, c] = load_f32(s, s_at + c * 16)
+    if not sees_all:
+        for c in range(4):
+            seen = keep_below(scores[0, c], limit - c * 16, _NOTHING)
+            scores[0, c] = keep_from(seen, low - c * 16, _NOTHING)
     most = larger(larger(scores[0, 0], scores[0, 1]), larger(scores[0, 2], scores[0, 3]))
     old = state[at + r]
     new = max(old, max_lanes(most))
     state[at + r] = new
     for c in range(4):
-        p = keep_below(exp(scores[0, c] - splat(new)), limit - c * 16, _ZERO)
-        scores[0, c] = keep_from(p, low - c * 16, _ZERO)
+        scores[0, c] = exp(scores[0, c] - splat(new))
+    if not sees_all:
+        for c in range(4):
+            p = keep_below(scores[0, c], limit - c * 16, _ZERO)
+            scores[0, c] = keep_from(p, low - c * 16, _ZERO)
+    for c in range(4):
         store_f32(s, s_at + c * 16, scores[0, c])
     total = (scores[0, 0] + scores[0, 1]) + (scores[0, 2] + scores[0, 3])
     sums, outs = at + L_AT + r * 16, at + O_AT + r * head_dim
@@ -179,10 +255,10 @@ def _soften(
         store_f32(state, sums, load_f32(state, sums) + total)
 
 
-segment_a = make_segment(TILE_ROWS[0])
-segment_b = make_segment(TILE_ROWS[1])
-segment_c = make_segment(TILE_ROWS[2])
-segment_d = make_segment(TILE_ROWS[3])
+segment_a = make_segment(TILE_ROWS[0], ABREAST[0])
+segment_b = make_segment(TILE_ROWS[1], ABREAST[1])
+segment_c = make_segment(TILE_ROWS[2], ABREAST[2])
+segment_d = make_segment(TILE_ROWS[3], ABREAST[3])
 ROWS_A, ROWS_B, ROWS_C, ROWS_D = TILE_ROWS
 
 
