@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from octavo.backends.cpu.simd import Floats, Ints
 
 
+class Member(NamedTuple):
+    """A thread of the team, and the numbers that all its threads share (`team.py`)."""
+
+    sync: Ints
+    thread: int
+    num_threads: int
+
+
 class Plan(NamedTuple):
     """The numbers that steer the step."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,11 @@ from numba import types
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
+from octavo.backends.cpu.counters import Counters
 from octavo.backends.cpu.decoder import enter
 from octavo.backends.cpu.packing import aligned
 from octavo.backends.cpu.sampling import NUM_ROWS
-from octavo.backends.cpu.team import CLAMPED, new_sync
+from octavo.backends.cpu.team import CLAMPED, NUM_TICKS, TICKS
 from octavo.backends.cpu.weights import pack_model
 from octavo.backends.cpu.workspace import Workspace
 from octavo.errors import ConfigError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from octavo.backends.base import InputBatch
     from octavo.backends.cpu.packing import Tensor
+    from octavo.backends.cpu.weights import PackedModel
     from octavo.model.spec import ModelSpec
 
 MOST_THREADS: Final = 64
@@ -90,6 +93,7 @@ class CpuBackend:
         self._team: Team | None = None
         self._workspace: Workspace | None = None
         self._say = say
+        self._forward_seconds = self._sampling_seconds = 0.0
 
     def prepare(self) -> None:
         """Compile or load the kernels now, and call the team; else the first step does."""
@@ -99,7 +103,9 @@ class CpuBackend:
         """Compute ``batch``; see `Backend.execute`."""
         workspace, team = self._ready_for(batch)
         workspace.load(batch)
+        begin = time.perf_counter()
         team.run()
+        self._forward_seconds += time.perf_counter() - begin
         return workspace.wanted_logits(len(batch.logits_indices), self.spec.vocab_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -112,6 +118,18 @@ class CpuBackend:
     def num_clamped(self) -> int:
         """How many keys and values lay beyond ±65504 and were stored as that."""
         return 0 if self._workspace is None else int(self._workspace.sync[CLAMPED])
+
+    @property
+    def packed(self) -> PackedModel:
+        """The weights, as the kernels read them."""
+        return self._model
+
+    def counters(self) -> Counters:
+        """Return what the compiled code has taken so far; a difference is what lay between."""
+        ticks = np.zeros(NUM_TICKS, np.int64)
+        if self._workspace is not None:
+            ticks[:] = self._workspace.sync[TICKS : TICKS + NUM_TICKS]
+        return Counters(ticks.reshape(-1, 2), self._forward_seconds, self._sampling_seconds)
 
     def close(self) -> None:
         """Send the threads home; the next step would call new ones."""
@@ -127,7 +145,9 @@ class CpuBackend:
         workspace = self._any_workspace()
         team = self._team_in(workspace)
         workspace.job[p.SAMPLING] = task.ctypes.data
+        begin = time.perf_counter()
         team.run(alone=task[NUM_ROWS] == 1)
+        self._sampling_seconds += time.perf_counter() - begin
         workspace.job[p.SAMPLING] = 0
 
     def _ready_for(self, batch: InputBatch) -> tuple[Workspace, Team]:
@@ -135,10 +155,10 @@ class CpuBackend:
         workspace = self._workspace
         if workspace is None or not workspace.holds(batch):
             self.close()
-            clamped = self.num_clamped
-            workspace = Workspace.for_batch(self._model, batch, self.num_threads, workspace)
-            workspace.sync[CLAMPED] = clamped
-            self._workspace = workspace
+            grown = Workspace.for_batch(self._model, batch, self.num_threads, workspace)
+            if workspace is not None:
+                grown.sync[CLAMPED:] = workspace.sync[CLAMPED:]
+            self._workspace = workspace = grown
         return workspace, self._team_in(workspace)
 
     def _any_workspace(self) -> Workspace:
@@ -177,10 +197,8 @@ class Team:
         self._arrays = arrays
         self.pid = os.getpid()
         """A forked child has no threads of this team."""
-        # Fresh numbers: a team counts its jobs from 0.
-        clamped = arrays[0][CLAMPED]
-        arrays[0][:] = new_sync()
-        arrays[0][CLAMPED] = clamped
+        # Fresh numbers: a team counts its jobs from 0. From CLAMPED on they count for good.
+        arrays[0][:CLAMPED] = 0
         self._threads = [
             threading.Thread(
                 target=step, args=(i, num_threads, *arrays), name=f"octavo-{i}", daemon=True

@@ -1,6 +1,7 @@
 """The whole forward pass as one compiled function, run by every thread of a team.
 
-A layer is ten phases with a barrier after each; within a phase the threads take numbered items:
+A layer is ten phases with a barrier after each, where its ticks are counted; within a phase the
+threads take numbered items:
 
     rows      x += what came out of the last layer; norm; quantise
     matmul    q, k, v
@@ -22,7 +23,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.arrays import Batch, Cache, Codes, Plan, Room, Rows, Weights
+from octavo.backends.cpu.arrays import (
+    Batch,
+    Cache,
+    Codes,
+    Member,
+    Plan,
+    Room,
+    Rows,
+    Weights,
+)
 from octavo.backends.cpu.attention_phase import attend, merge_parts, plan_attention
 from octavo.backends.cpu.gemm import matmul
 from octavo.backends.cpu.row_phases import (
@@ -37,7 +47,8 @@ from octavo.backends.cpu.row_phases import (
 from octavo.backends.cpu.sampling import sample
 from octavo.backends.cpu.simd import kernel
 from octavo.backends.cpu.team import (
-    barrier,
+    begin_phases,
+    end_phase,
     post_job,
     post_quit,
     restore_rounding_mode,
@@ -51,86 +62,85 @@ if TYPE_CHECKING:
 
 @kernel
 def _project(
-    sync: Ints, num_threads: int, out: Floats, stride: int, plan: Plan, w: Weights, y: Floats,
+    me: Member, phase: int, out: Floats, stride: int, plan: Plan, w: Weights, y: Floats,
     codes: Codes, num_rows: int, first: int, count: int, panel: Floats,
 ) -> None:  # fmt: skip
     """Multiply ``num_rows`` rows of ``y`` with some matrices."""
     y_stride = plan.model[p.Y_STRIDE]
-    matmul(sync, out, stride, y, y_stride, codes, num_rows, w, first, count, panel)
-    barrier(sync, num_threads)
+    matmul(me.sync, out, stride, y, y_stride, codes, num_rows, w, first, count, panel)
+    end_phase(me, phase)
 
 
 @kernel
 def _attention_block(
-    sync: Ints, num_threads: int, plan: Plan, w: Weights, batch: Batch, cache: Cache, rows: Rows,
-    codes: Codes, room: Room, at: int,
+    me: Member, plan: Plan, w: Weights, batch: Batch, cache: Cache, rows: Rows, codes: Codes,
+    room: Room, at: int,
 ) -> None:  # fmt: skip
     """From ``x`` to ``h``: what layer ``at``'s attention adds."""
     model, layer, num_tokens = plan.model, plan.layers[at], batch.job[p.NUM_TOKENS]
-    norm_for_attention(sync, plan, w, num_tokens, rows, codes, at)
-    barrier(sync, num_threads)
+    norm_for_attention(me.sync, plan, w, num_tokens, rows, codes, at)
+    end_phase(me, p.NORM_PHASE)
     _project(
-        sync, num_threads, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
+        me, p.QKV_PHASE, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
         layer[p.QKV], layer[p.QKV_COUNT], room.panel,
     )  # fmt: skip
     turn_and_store_heads(
-        sync, num_threads, plan, w.floats, batch, cache, rows.wide, room.scratch, at
+        me.sync, me.num_threads, plan, w.floats, batch, cache, rows.wide, room.scratch, at
     )
-    barrier(sync, num_threads)
-    attend(sync, plan, at, batch, cache, rows, room)
-    barrier(sync, num_threads)
+    end_phase(me, p.STORE_PHASE)
+    attend(me.sync, plan, at, batch, cache, rows, room)
+    end_phase(me, p.ATTENTION_PHASE)
     if batch.job[p.IS_SPLIT] != 0:
-        merge_parts(sync, plan, at, batch, rows, room)
-        barrier(sync, num_threads)
-    quantise_attended(sync, model, layer, w.matrices, num_tokens, rows.y, codes)
-    barrier(sync, num_threads)
+        merge_parts(me.sync, plan, at, batch, rows, room)
+        end_phase(me, p.MERGE_PHASE)
+    quantise_attended(me.sync, model, layer, w.matrices, num_tokens, rows.y, codes)
+    end_phase(me, p.NORM_PHASE)
     _project(
-        sync, num_threads, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
+        me, p.OUTPUT_PHASE, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
         layer[p.OUTPUT], layer[p.OUTPUT_COUNT], room.panel,
     )  # fmt: skip
 
 
 @kernel
 def _feed_forward_block(
-    sync: Ints, num_threads: int, plan: Plan, w: Weights, num_tokens: int, rows: Rows,
-    codes: Codes, panel: Floats, at: int,
+    me: Member, plan: Plan, w: Weights, num_tokens: int, rows: Rows, codes: Codes, panel: Floats,
+    at: int,
 ) -> None:  # fmt: skip
     """x += h; from ``x`` to ``h``: what layer ``at``'s feed-forward adds."""
     model, layer = plan.model, plan.layers[at]
-    norm_for_feed(sync, plan, layer, w, num_tokens, rows, codes)
-    barrier(sync, num_threads)
+    norm_for_feed(me.sync, plan, layer, w, num_tokens, rows, codes)
+    end_phase(me, p.NORM_PHASE)
     _project(
-        sync, num_threads, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
+        me, p.FEED_PHASE, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
         layer[p.FEED], layer[p.FEED_COUNT], panel,
     )  # fmt: skip
-    activate(sync, model, layer, w.matrices, num_tokens, rows, codes)
-    barrier(sync, num_threads)
+    activate(me.sync, model, layer, w.matrices, num_tokens, rows, codes)
+    end_phase(me, p.ACTIVATE_PHASE)
     _project(
-        sync, num_threads, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
+        me, p.DOWN_PHASE, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
         layer[p.DOWN], layer[p.DOWN_COUNT], panel,
     )  # fmt: skip
 
 
 @kernel
 def forward(
-    thread: int, num_threads: int, sync: Ints, plan: Plan, w: Weights, batch: Batch, cache: Cache,
-    rows: Rows, codes: Codes, room: Room, logits: Floats,
+    me: Member, plan: Plan, w: Weights, batch: Batch, cache: Cache, rows: Rows, codes: Codes,
+    room: Room, logits: Floats,
 ) -> None:  # fmt: skip
     """One step: from token ids to the wanted rows of logits; keys and values are stored."""
     model = plan.model
-    if thread == 0:
-        plan_attention(num_threads, model, batch, room.items)
-    embed(sync, plan, w, batch, rows.x)
-    barrier(sync, num_threads)
+    begin_phases(me)
+    if me.thread == 0:
+        plan_attention(me.num_threads, model, batch, room.items)
+    embed(me.sync, plan, w, batch, rows.x)
+    end_phase(me, p.EMBED_PHASE)
     for at in range(model[p.NUM_LAYERS]):
-        _attention_block(sync, num_threads, plan, w, batch, cache, rows, codes, room, at)
-        _feed_forward_block(
-            sync, num_threads, plan, w, batch.job[p.NUM_TOKENS], rows, codes, room.panel, at
-        )
-    norm_for_head(sync, plan, w, batch, rows, codes)
-    barrier(sync, num_threads)
+        _attention_block(me, plan, w, batch, cache, rows, codes, room, at)
+        _feed_forward_block(me, plan, w, batch.job[p.NUM_TOKENS], rows, codes, room.panel, at)
+    norm_for_head(me.sync, plan, w, batch, rows, codes)
+    end_phase(me, p.NORM_PHASE)
     _project(
-        sync, num_threads, logits, model[p.LOGITS_STRIDE], plan, w, rows.y, codes,
+        me, p.HEAD_PHASE, logits, model[p.LOGITS_STRIDE], plan, w, rows.y, codes,
         batch.job[p.NUM_ROWS], model[p.HEAD], model[p.HEAD_COUNT], room.panel,
     )  # fmt: skip
 
@@ -165,7 +175,7 @@ def enter(
             sample(thread, num_threads, sync, job[p.SAMPLING])
         else:
             forward(
-                thread, num_threads, sync, Plan(model, layers, reals),
+                Member(sync, thread, num_threads), Plan(model, layers, reals),
                 Weights(matrices, arena, floats),
                 Batch(job, ids, positions, slots, starts, lens, tables, wanted),
                 Cache(keys, values),

@@ -88,3 +88,32 @@ MATRIX_SIZE = 12
 
 U4, IQ4, U8, F16, BF16, F32 = range(6)
 """What KIND may be: IQ4 is 4 bits that a table turns into 8. Up to U8, rows are quantised first."""
+
+(
+    EMBED_PHASE,
+    NORM_PHASE,
+    QKV_PHASE,
+    STORE_PHASE,
+    ATTENTION_PHASE,
+    MERGE_PHASE,
+    OUTPUT_PHASE,
+    FEED_PHASE,
+    ACTIVATE_PHASE,
+    DOWN_PHASE,
+    HEAD_PHASE,
+) = range(11)
+PHASES = (
+    "embed",
+    "norm",
+    "qkv",
+    "store",
+    "attention",
+    "merge",
+    "output",
+    "feed",
+    "activate",
+    "down",
+    "head",
+)
+"""What a step's time is counted by; the same phase of all layers is one, and so are the phases that
+norm or quantise rows."""

@@ -8,7 +8,8 @@ the numbering back to 0.
 Waiting is a short spin, then a futex: a spin alone falls apart as soon as another process wants
 the core. Where there is no futex (macOS) a waiter yields instead.
 
-`sync` is one int64 array, its numbers 128 bytes apart so that no two share a cache line.
+`sync` is one int64 array, its numbers 128 bytes apart so that no two share a cache line; what only
+thread 0 touches, the ticks of the phases, lies together at its end.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -25,14 +26,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.machine import is_x86
 from octavo.backends.cpu.simd import emit, kernel
+from octavo.backends.cpu.simd.vectors import call
+
+if TYPE_CHECKING:
+    from octavo.backends.cpu.arrays import Member
 
 _APART = 16
 ARRIVED, GENERATION, SLEEPERS, NEXT_ITEM, JOB, JOB_SLEEPERS, QUIT, CLAMPED = (
     i * _APART for i in range(8)
 )
-SYNC_SIZE = 8 * _APART
+TICKS = 8 * _APART
+"""For each phase two numbers: thread 0's own work, and its waiting for the others afterwards."""
+NUM_TICKS = 2 * len(p.PHASES)
+_MARK = TICKS + NUM_TICKS  # the clock when thread 0 last left a barrier
+SYNC_SIZE = _MARK + _APART
 
 SPINS = 500
 """Pauses before a waiter sleeps, about 12 us."""
@@ -213,6 +223,36 @@ def barrier(sync: Any, num_threads: int) -> None:
 def claim(sync: Any) -> Any:
     """Return the number of the next item of this phase that nobody has taken."""
     return atomic_add(sync, NEXT_ITEM, 1)
+
+
+# -- where the time goes --------------------------------------------------------------------------
+
+
+@emit(types.int64)
+def _clock(builder):
+    # rdtsc; on ARM CNTVCT_EL0. Both run evenly. LLVM puts 0 where a CPU has no such counter.
+    return call(builder, "llvm.readcyclecounter", ir.IntType(64))
+
+
+@kernel
+def begin_phases(me: Member) -> None:
+    """Start the clock of a step's first phase."""
+    if me.thread == 0:
+        me.sync[_MARK] = _clock()
+
+
+@kernel
+def end_phase(me: Member, phase: int) -> None:
+    """Wait as `barrier` does; thread 0 counts what it did since the last end, and the waiting."""
+    if me.thread != 0:
+        barrier(me.sync, me.num_threads)
+        return
+    done = _clock()
+    barrier(me.sync, me.num_threads)
+    left = _clock()
+    me.sync[TICKS + 2 * phase] += done - me.sync[_MARK]
+    me.sync[TICKS + 2 * phase + 1] += left - done
+    me.sync[_MARK] = left
 
 
 # -- a step is handed over ------------------------------------------------------------------------
