@@ -11,10 +11,9 @@ from backends.cpu import drivers, twins
 from backends.cpu.models import tensor
 from octavo.backends.cpu.attention import MAX_ROWS
 from octavo.backends.cpu.formats import FORMATS, ROUNDED, blocks_of
-from octavo.backends.cpu.gemm import CHUNK
 from octavo.backends.cpu.packing import WeightPlan, aligned, padded
 from octavo.backends.cpu.team import CLAMPED, new_sync
-from octavo.backends.cpu.tiles import K_CHUNK
+from octavo.backends.cpu.tiles import CHUNK, K_CHUNK
 from octavo.errors import ConfigError
 from octavo.model.files.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType
 

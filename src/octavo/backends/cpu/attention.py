@@ -28,6 +28,7 @@ from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
     exp,
     fma,
+    inlined,
     keep_below,
     keep_from,
     kernel,
@@ -81,6 +82,12 @@ class Blocks(NamedTuple):
     base: int  # the head's first place in both
     tables: Ints
     table_at: int
+
+
+@inlined
+def place_of(blocks: Blocks, number: int, head_dim: int) -> Any:
+    """Where the keys, and the values, of a sequence's ``number``-th block begin."""
+    return blocks.base + blocks.tables[blocks.table_at + number] * head_dim * BLOCK
 
 
 class Tile(NamedTuple):
@@ -137,15 +144,13 @@ def make_segment(rows: int, abreast: int) -> Any:
         tile: Tile, blocks: Blocks, head_dim: int, chunk: int, block0: int, block1: int
     ) -> None:
         # What is past block1 - 1 is computed again, and masked for every row.
-        size = head_dim * BLOCK
-        table = blocks.table_at + chunk // BLOCK
         for b in range(block0, block1, abreast):
             acc = regs_f32(rows, abreast)
             for d in range(head_dim):
                 k = regs_f32(1, abreast)
                 for n in range(abreast):
-                    block = blocks.tables[table + min(b + n, block1 - 1)]
-                    place = blocks.base + np.int64(block) * size + d * 16
+                    number = chunk // BLOCK + min(b + n, block1 - 1)
+                    place = place_of(blocks, number, head_dim) + d * 16
                     k[0, n] = load_f16(blocks.keys, place)
                     if fetches:
                         prefetch(blocks.values, place)
@@ -163,8 +168,7 @@ def make_segment(rows: int, abreast: int) -> Any:
         state: Floats, at: int,
     ) -> None:  # fmt: skip
         # A head's last vectors may be computed twice, to the same bits.
-        last, size = head_dim - 16, head_dim * BLOCK
-        table = blocks.table_at + chunk // BLOCK
+        last = head_dim - 16
         for d in range(0, head_dim, abreast * 16):
             total = regs_f32(rows, abreast)
             for r in range(rows):
@@ -172,12 +176,10 @@ def make_segment(rows: int, abreast: int) -> Any:
                     place = at + O_AT + r * head_dim + min(d + n * 16, last)
                     total[r, n] = load_f32(state, place)
             for b in range(block0, block1):
-                place = blocks.base + np.int64(blocks.tables[table + b]) * size
-                after = place
+                place = after = place_of(blocks, chunk // BLOCK + b, head_dim)
                 if fetches:
-                    t0 = min(chunk + CHUNK + b * BLOCK, end - 1)
-                    block = blocks.tables[blocks.table_at + t0 // BLOCK]
-                    after = blocks.base + np.int64(block) * size
+                    number = min(chunk + CHUNK + b * BLOCK, end - 1) // BLOCK
+                    after = place_of(blocks, number, head_dim)
                 for t in range(BLOCK):
                     v = regs_f32(1, abreast)
                     for n in range(abreast):
@@ -202,9 +204,7 @@ def _add_values_seen(
     rows: int, tile: Tile, blocks: Blocks, head_dim: int, chunk: int, b: int, state: Floats, at: int
 ) -> None:
     """Add a block's values that each row sees to its state."""
-    place = blocks.base + np.int64(blocks.tables[blocks.table_at + chunk // BLOCK + b]) * (
-        head_dim * BLOCK
-    )
+    place = place_of(blocks, chunk // BLOCK + b, head_dim)
     t0 = chunk + b * BLOCK
     for r in range(rows):
         first, stop = max(tile.low[r] - t0, 0), min(BLOCK, tile.limit[r] - t0)

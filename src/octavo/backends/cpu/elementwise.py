@@ -46,6 +46,7 @@ from octavo.backends.cpu.simd import (
     zero_f32,
 )
 from octavo.backends.cpu.team import CLAMPED, atomic_add
+from octavo.backends.cpu.tiles import CHUNK, record_of
 
 GROUP_SIZE = 32
 """Activations that share one scale."""
@@ -250,44 +251,43 @@ def store_value(
 @kernel
 def embed_row(arena: Ints, d: Ints, token: int, factor: float, out: Floats, at: int) -> None:
     """out = row ``token`` of a packed matrix, as its file's dequantisation gives it, * factor."""
-    columns = d[p.COLUMNS]
-    block, lane = token // 16, token % 16
-    kind = d[p.KIND]
+    columns, kind = d[p.COLUMNS], d[p.KIND]
+    lane = token % CHUNK
+    if kind <= p.U8:
+        record = record_of(d, token // 16)
+        for k in range(columns):
+            value = _coded_value(arena, d, record + k // 32 * d[p.RECORD], lane, k % 32)
+            out[at + k] = value * np.float32(factor)
+        return
+    first = d[p.PLACE] + token // CHUNK * columns * d[p.RECORD]
     for k in range(columns):
-        place = d[p.CODES] + ((block * columns + k) * 16 + lane) * 2
+        record = first + k * d[p.RECORD]
         if kind == p.F32:
-            value = scalar_f32(arena, d[p.CODES] + ((block * columns + k) * 16 + lane) * 4)
+            value = scalar_f32(arena, record + lane * 4)
         elif kind == p.F16:
-            value = scalar_f16(arena, place)
-        elif kind == p.BF16:
-            value = scalar_bf16(arena, place)
+            value = scalar_f16(arena, record + lane * 2)
         else:
-            value = _coded_value(arena, d, block, lane, k)
+            value = scalar_bf16(arena, record + lane * 2)
         out[at + k] = value * np.float32(factor)
 
 
 @inlined
-def _coded_value(arena: Ints, d: Ints, block: int, lane: int, k: int) -> Any:
+def _coded_value(arena: Ints, d: Ints, record: int, lane: int, k: int) -> Any:
     """scale * code + minimum, each operation rounded, as the file's type defines it."""
-    columns = d[p.COLUMNS]
     if d[p.KIND] == p.U4 or d[p.KIND] == p.IQ4:
-        j = k % 16 // 4
-        pair = arena[d[p.CODES] + (block * columns + k // 32 * 32) * 8 + j * 64 + lane * 4 + k % 4]
-        code = np.int64(pair >> 4 if k % 32 >= 16 else pair & 15)
+        pair = arena[record + d[p.CODES] + (k % 16 // 4 * CHUNK + lane) * 4 + k % 4]
+        code = np.int64(pair >> 4 if k >= 16 else pair & 15)
         if d[p.KIND] == p.IQ4:
             code = np.int64(IQ4_VALUES[code])
     else:
-        code = np.int64(arena[d[p.CODES] + (block * columns + k // 4 * 4) * 16 + lane * 4 + k % 4])
-    group = (block * (columns // d[p.GROUP]) + k // d[p.GROUP]) * 16 + lane
-    wide = d[p.WIDE] != 0
-    if wide:
-        scale = scalar_f32(arena, d[p.SCALES] + group * 4)
+        code = np.int64(arena[record + d[p.CODES] + (k // 4 * CHUNK + lane) * 4 + k % 4])
+    place = k * d[p.PARTS] // 32 * CHUNK + lane
+    if d[p.WIDE] != 0:
+        scale = scalar_f32(arena, record + place * 4)
+        minimum = scalar_f32(arena, record + d[p.MINIMA] + place * 4)
     else:
-        scale = scalar_f16(arena, d[p.SCALES] + group * 2)
-    if d[p.MINIMA] < 0:
-        return np.float32(code - d[p.OFFSET]) * scale
-    if wide:
-        minimum = scalar_f32(arena, d[p.MINIMA] + group * 4)
-    else:
-        minimum = scalar_f16(arena, d[p.MINIMA] + group * 2)
+        scale = scalar_f16(arena, record + place * 2)
+        minimum = scalar_f16(arena, record + d[p.MINIMA] + place * 2)
+    if d[p.MINIMA] == 0:
+        return np.float32(code + d[p.FACTOR]) * scale
     return np.float32(code) * scale + minimum

@@ -20,14 +20,11 @@ from octavo.backends.cpu.simd import (
     store_f32,
 )
 from octavo.backends.cpu.team import claim
+from octavo.backends.cpu.tiles import BLOCK, CHUNK
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Codes, Weights
 
-BLOCK = 16
-"""Output rows of a matrix that lie side by side, one a lane."""
-CHUNK = 64
-"""Output rows of one work item: four blocks."""
 PANEL_ROWS = 128
 """Rows of activations of one work item: their codes stay in the second-level cache."""
 
@@ -72,17 +69,17 @@ _chunk_u8 = make_chunk(t.tile_u8_single, t.tile_u8_big, t.tile_u8_small)
 def _widen(panel: Floats, arena: Ints, d: Ints, block: int, first: int, count: int) -> None:
     """Four blocks' weights of some k's as float32: panel [4, K_CHUNK, 16]."""
     kind, columns = d[p.KIND], d[p.COLUMNS]
-    for v in range(CHUNK // BLOCK):
-        source = ((block + v) * columns + first) * 16
-        for k in range(count):
-            place = source + k * 16
+    record = d[p.PLACE] + (block // t.ABREAST * columns + first) * d[p.RECORD]
+    for k in range(count):
+        for v in range(t.ABREAST):
             if kind == p.F16:
-                w = load_f16(arena, d[p.CODES] + place * 2)
+                w = load_f16(arena, record + v * 32)
             elif kind == p.BF16:
-                w = load_bf16(arena, d[p.CODES] + place * 2)
+                w = load_bf16(arena, record + v * 32)
             else:
-                w = load_f32(arena, d[p.CODES] + place * 4)
+                w = load_f32(arena, record + v * 64)
             store_f32(panel, (v * t.K_CHUNK + k) * 16, w)
+        record += d[p.RECORD]
 
 
 @kernel

@@ -1,15 +1,18 @@
 """Weights as the kernels read them: one arena of bytes, a table of matrices, one array of floats.
 
-Sixteen rows of a matrix (outputs) are the sixteen lanes; per group of 32 k's (`g`) they lie
+Sixteen rows of a matrix (outputs) are the sixteen lanes, 64 rows are a chunk. What a chunk needs of
+a group of 32 k's lies together as a record, and the records of a chunk, [K / 32], lie one after
+another, so that a product reads one stream:
 
-    4-bit   [rows / 16][g][4][16][4]   byte b of chunk j: code 4j + b low, code 16 + 4j + b high
-    8-bit   [rows / 16][g][8][16][4]   byte b of chunk j: code 4j + b
-    scales  [rows / 16][K / group][16] float16 or float32; minima likewise
-    floats  [rows / 16][K][16]         F16, BF16, F32 as they are
+    scales  [32 / group][64]   float16 or float32
+    minima  likewise, where the format has any
+    codes   4-bit [4][64][4]   byte b of word j: code 4j + b low, code 16 + 4j + b high
+            8-bit [8][64][4]   byte b of word j: code 4j + b
 
-so four k's of sixteen outputs are one vector, and no sum ever runs across lanes. Matrices that
-read the same rows (q, k, v; gate, up) and are packed alike become one. Rows are padded to a
-multiple of 64 and K to one of 32, with zeros.
+so four k's of sixteen outputs are one vector, and no sum ever runs across lanes. F16, BF16 and F32
+weights stay as they are; there a record is one k's 64 numbers. Matrices that read the same rows
+(q, k, v; gate, up) and are packed alike become one. Rows are padded to a multiple of 64 and K to
+one of 32, with zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.formats import FORMATS, ROUNDED, Coded, Format, blocks_of
-from octavo.backends.cpu.gemm import BLOCK, CHUNK
+from octavo.backends.cpu.tiles import CHUNK
 from octavo.model.files.quants import GGMLType, dequantize
 
 if TYPE_CHECKING:
@@ -154,15 +157,19 @@ class WeightPlan:
         self, tensor: Tensor, out_at: int, bias: NDArray[np.float32] | None
     ) -> _Planned:
         kind, form = self._kind_of(tensor)
+        record = _record(kind, form)
+        starts = {name: place for name, (_, place, *_) in (record.fields or {}).items()}
         fields = {
             p.KIND: kind,
             p.ROWS: 0,
             p.PADDED_ROWS: 0,
             p.COLUMNS: padded(tensor.shape[1], 32),
+            p.RECORD: record.itemsize,
+            p.MINIMA: starts.get("minima", 0),
+            p.CODES: starts.get("codes", 0),
+            p.FACTOR: 1 if form is None or form.has_minima else -form.offset,
             p.WIDE: int(form is not None and form.wide),
-            p.OFFSET: 0 if form is None else form.offset,
-            p.GROUP: 32 if form is None else form.group,
-            p.MINIMA: -1,
+            p.PARTS: 1 if form is None else 32 // form.group,
             p.BIAS: -1 if bias is None else self._num_floats,
             p.OUT_AT: out_at,
         }
@@ -171,20 +178,10 @@ class WeightPlan:
 
     def _place(self, planned: _Planned) -> None:
         """Give a matrix its room in the arena."""
-        fields, form = planned.fields, planned.format
-        size = fields[p.PADDED_ROWS] * fields[p.COLUMNS]
-        fields[p.CODES] = self._num_bytes
-        if form is None:
-            self._num_bytes += size * (4 if fields[p.KIND] == p.F32 else 2)
-            return
-        self._num_bytes += size * form.bits // 8
-        scale_bytes = size // form.group * (4 if form.wide else 2)
-        fields[p.SCALES] = self._num_bytes
-        self._num_bytes += scale_bytes
-        if form.has_minima:
-            fields[p.MINIMA] = self._num_bytes
-            self._num_bytes += scale_bytes
-        self._num_bytes = padded(self._num_bytes, 64)
+        fields = planned.fields
+        items = fields[p.COLUMNS] // (1 if planned.format is None else 32)
+        fields[p.PLACE] = self._num_bytes
+        self._num_bytes += fields[p.PADDED_ROWS] // CHUNK * items * fields[p.RECORD]
 
     def _kind_of(self, tensor: Tensor) -> tuple[int, Format | None]:
         if tensor.type in _FLOAT_KINDS and not self._is_rounded:
@@ -201,24 +198,33 @@ class WeightPlan:
 # -- filling the arena ----------------------------------------------------------------------------
 
 
+def _record(kind: int, form: Format | None) -> np.dtype[Any]:
+    """Return what of 64 outputs lies together: scales, minima and codes; or one k's floats."""
+    if form is None:
+        return np.dtype(("<u4" if kind == p.F32 else "<u2", (CHUNK,)))
+    numbers = ("<f4" if form.wide else "<f2", (32 // form.group, CHUNK))
+    fields = [("scales", *numbers)]
+    if form.has_minima:
+        fields.append(("minima", *numbers))
+    fields.append(("codes", "<u4", (form.bits, CHUNK)))
+    return np.dtype(fields)
+
+
 def _pack_codes(
     arena: NDArray[np.uint8], fields: dict[int, int], form: Format, tensor: Tensor, row: int
 ) -> None:
-    K = fields[p.COLUMNS]  # noqa: N806
-    words = K // 32 * form.bits  # 32-bit words of a row's codes
-    rows, scale = fields[p.PADDED_ROWS], np.dtype("<f4" if form.wide else "<f2")
-    codes = _view(arena, fields[p.CODES], np.dtype("<u4"), rows, words)
-    scales = _view(arena, fields[p.SCALES], scale, rows, K // form.group)
-    minima = None
-    if form.has_minima:
-        minima = _view(arena, fields[p.MINIMA], scale, rows, K // form.group)
+    groups = fields[p.COLUMNS] // 32
+    record = _record(fields[p.KIND], form)
+    chunks = fields[p.PADDED_ROWS] // CHUNK
+    end = fields[p.PLACE] + chunks * groups * record.itemsize
+    records = arena[fields[p.PLACE] : end].view(record).reshape(chunks, groups)
     for first, coded in _coded_rows(form, tensor):
         place = row + first
-        _transpose(codes, place, coded.codes.view("<u4"))
-        _transpose(scales, place, coded.scales)
-        if minima is not None:
+        _transpose(records["codes"], place, coded.codes.view("<u4"))
+        _transpose(records["scales"], place, coded.scales)
+        if form.has_minima:
             assert coded.minima is not None
-            _transpose(minima, place, coded.minima)
+            _transpose(records["minima"], place, coded.minima)
 
 
 def _coded_rows(form: Format, tensor: Tensor) -> Iterator[tuple[int, Coded]]:
@@ -235,27 +241,25 @@ def _pack_floats(
     arena: NDArray[np.uint8], fields: dict[int, int], tensor: Tensor, row: int
 ) -> None:
     dtype = _FLOAT_KINDS[tensor.type][1]
-    target = _view(arena, fields[p.CODES], dtype, fields[p.PADDED_ROWS], fields[p.COLUMNS])
+    columns = fields[p.COLUMNS]
+    end = fields[p.PLACE] + fields[p.PADDED_ROWS] * columns * dtype.itemsize
+    target = arena[fields[p.PLACE] : end].view(dtype).reshape(-1, columns, 1, CHUNK)
     values = tensor.data.view(dtype).reshape(tensor.shape)
     for first in range(0, len(values), _ROWS_AT_ONCE):
-        _transpose(target, row + first, values[first : first + _ROWS_AT_ONCE])
-
-
-def _view(
-    arena: NDArray[np.uint8], place: int, dtype: np.dtype[Any], rows: int, items: int
-) -> NDArray[Any]:
-    """Return a part of the arena as [rows / 16, items, 16]."""
-    flat = arena[place : place + rows * items * dtype.itemsize].view(dtype)
-    return flat.reshape(rows // BLOCK, items, BLOCK)
+        rows = values[first : first + _ROWS_AT_ONCE]
+        _transpose(target[:, : tensor.shape[1]], row + first, rows)
 
 
 def _transpose(target: NDArray[Any], row: int, values: NDArray[Any]) -> None:
-    """Write rows [n, items] into blocks of sixteen lanes, from ``row`` (a multiple of 16) on."""
-    whole = len(values) // BLOCK
-    items = values.shape[1]  # of float rows K may be padded
-    block = row // BLOCK
-    blocks = values[: whole * BLOCK].reshape(whole, BLOCK, items)
-    target[block : block + whole, :items] = blocks.transpose(0, 2, 1)
-    rest = len(values) - whole * BLOCK
+    """Write rows [n, groups * items] into ``target`` [rows / 64, groups, items, 64].
+
+    ``row``, where the first one goes, is a multiple of 64.
+    """
+    _, groups, items, _ = target.shape
+    whole, rest = divmod(len(values), CHUNK)
+    at = row // CHUNK
+    chunks = values[: whole * CHUNK].reshape(whole, CHUNK, groups, items)
+    target[at : at + whole] = chunks.transpose(0, 2, 3, 1)
     if rest:
-        target[block + whole, :items, :rest] = values[whole * BLOCK :].T
+        last = values[whole * CHUNK :].reshape(rest, groups, items)
+        target[at + whole, :, :, :rest] = last.transpose(1, 2, 0)

@@ -78,13 +78,23 @@ ITEM_SEQ, ITEM_ROW, ITEM_ROWS, ITEM_SEGMENT, ITEM_PART, ITEM_PARTS = range(6)
 and on a tile's first item how many parts there are to merge."""
 ITEM_SIZE = 6
 
-KIND, ROWS, PADDED_ROWS, COLUMNS, CODES, SCALES, MINIMA, WIDE, OFFSET, GROUP, BIAS, OUT_AT = range(
-    12
-)
-"""A matrix's integers. CODES, SCALES and MINIMA are bytes into the arena of weights; MINIMA -1: the
-minimum is -OFFSET * scale. WIDE: scales are float32, not float16. BIAS: place of the first, -1 for
-none. OUT_AT: first column of the output."""
-MATRIX_SIZE = 12
+(
+    KIND,
+    ROWS,
+    PADDED_ROWS,
+    COLUMNS,
+    PLACE,  # in the arena of weights, in bytes
+    RECORD,  # bytes of 64 outputs' 32 k's: scales, minima, codes; of floats, one k's
+    MINIMA,  # where in a record they begin; 0, where the scales are, if there are none
+    FACTOR,  # what they are multiplied by; -offset if they are the scales
+    CODES,  # where in a record they begin
+    WIDE,  # scales and minima are float32, not float16
+    PARTS,  # scales to a row's 32 k's: 1, or 2 where each half has its own
+    BIAS,  # place of the first, -1 for none
+    OUT_AT,  # first column of the output
+) = range(13)
+"""A matrix's integers."""
+MATRIX_SIZE = 13
 
 U4, IQ4, U8, F16, BF16, F32 = range(6)
 """What KIND may be: IQ4 is 4 bits that a table turns into 8. Up to U8, rows are quantised first."""

@@ -28,7 +28,6 @@ from octavo.backends.cpu.dots import (
 )
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
-    F32x16,
     Floats,
     Ints,
     fma,
@@ -49,6 +48,11 @@ from octavo.backends.cpu.simd import (
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Codes
 
+BLOCK = 16
+"""Outputs that lie side by side, one a lane."""
+CHUNK = 64
+"""Outputs of one work item: four blocks, whose codes lie in turn so that they are one stream."""
+ABREAST = CHUNK // BLOCK
 K_CHUNK = 256
 """How many k's of 16-bit weights are widened at once."""
 
@@ -61,13 +65,13 @@ regs_u8, step_u8, finish_u8 = DOT_U8
 
 
 @inlined
-def load_scale(arena: Ints, place: int, wide: bool) -> F32x16:
-    """Sixteen scales or minima: float32 where they are ``wide``, else float16."""
-    return load_f32(arena, place) if wide else load_f16(arena, place)
+def record_of(d: Ints, block: int) -> Any:
+    """Where the first record of a block's chunk lies in the arena."""
+    return d[p.PLACE] + block // ABREAST * (d[p.COLUMNS] // 32) * d[p.RECORD]
 
 
 def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) -> Any:
-    """Return the tile for 4-bit codes: groups of 32, 256 bytes for a block's group.
+    """Return the tile for 4-bit codes, groups of 32.
 
     ``low`` and ``high`` take the unsigned bytes that ``dot_of`` multiplies out of 64 bytes.
     """
@@ -88,17 +92,19 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
         columns = d[p.COLUMNS]
         groups = columns // 32
         wide = d[p.WIDE] != 0
-        scale_bytes = 4 if wide else 2
-        has_minima = d[p.MINIMA] >= 0
-        offset = splat(np.float32(-d[p.OFFSET]))
+        factor = splat(np.float32(d[p.FACTOR]))
+        record, lane = record_of(d, block), block % ABREAST
         acc = regs_f32(rows, vectors)
         for g in range(groups):
+            scale, minimum = regs_f32(1, vectors), regs_f32(1, vectors)
+            if rows == 1:
+                load_scales(scale, minimum, arena, record, d, lane, wide)
             dot = regs(rows, vectors)
             for j in range(4):  # 64 bytes: k's 4j .. 4j + 3 low, 16 + 4j .. 16 + 4j + 3 high
                 packed = regs_i32(1, vectors)
                 for v in range(vectors):
                     packed[0, v] = load_codes(
-                        arena, d[p.CODES] + ((block + v) * groups + g) * 256 + j * 64
+                        arena, record + d[p.CODES] + (j * ABREAST + lane + v) * 64
                     )
                 for r in range(rows):
                     four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
@@ -108,27 +114,43 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
                     four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4 + 16)
                     for v in range(vectors):
                         dot[r, v] = step(dot[r, v], high(packed[0, v]), four)
+            if rows > 1:  # there are not enough registers to have them earlier
+                load_scales(scale, minimum, arena, record, d, lane, wide)
             for v in range(vectors):
-                place = ((block + v) * groups + g) * 16 * scale_bytes
-                scale = load_scale(arena, d[p.SCALES] + place, wide)
-                if has_minima:
-                    minimum = load_scale(arena, d[p.MINIMA] + place, wide)
-                else:
-                    minimum = scale * offset
+                least = minimum[0, v] * factor
                 for r in range(rows):
                     row_scale = splat_f32(x.scales, (row + r) * groups + g)
                     row_sum = splat_f32(x.sums, (row + r) * groups + g)
-                    total = fma(to_f32(finish(dot[r, v])), scale * row_scale, acc[r, v])
-                    acc[r, v] = fma(minimum, row_sum, total)
+                    total = fma(to_f32(finish(dot[r, v])), scale[0, v] * row_scale, acc[r, v])
+                    acc[r, v] = fma(least, row_sum, total)
+            record += d[p.RECORD]
         for r in range(rows):
             for v in range(vectors):
                 store_f32(out, at + r * stride + v * 16, acc[r, v])
 
+    load_scales = _make_load_scales(vectors)
     return tile
 
 
+def _make_load_scales(vectors: int) -> Any:
+    @inlined
+    def load_scales(
+        scale: Any, minimum: Any, arena: Ints, record: int, d: Ints, lane: int, wide: bool
+    ) -> None:
+        if wide:
+            for v in range(vectors):
+                scale[0, v] = load_f32(arena, record + (lane + v) * 64)
+                minimum[0, v] = load_f32(arena, record + d[p.MINIMA] + (lane + v) * 64)
+        else:
+            for v in range(vectors):
+                scale[0, v] = load_f16(arena, record + (lane + v) * 32)
+                minimum[0, v] = load_f16(arena, record + d[p.MINIMA] + (lane + v) * 32)
+
+    return load_scales
+
+
 def make_tile_u8(rows: int, vectors: int) -> Any:
-    """Return the tile for 8-bit codes: groups of 32 or 16, 512 bytes for a block's 32 k's."""
+    """Return the tile for 8-bit codes, groups of 32 or of 16."""
 
     @kernel
     def tile(
@@ -142,45 +164,48 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
         block: int,
     ) -> None:
         columns = d[p.COLUMNS]
-        groups = columns // 32
-        parts = 32 // d[p.GROUP]  # 1, or 2 where each half of the 32 has its own scale
+        groups, parts = columns // 32, d[p.PARTS]
+        words = 8 // parts
         wide = d[p.WIDE] != 0
-        scale_bytes = 4 if wide else 2
-        has_minima = d[p.MINIMA] >= 0
-        offset = splat(np.float32(-d[p.OFFSET]))
+        factor = splat(np.float32(d[p.FACTOR]))
+        record, lane = record_of(d, block), block % ABREAST
         acc = regs_f32(rows, vectors)
         for g in range(groups):
             for part in range(parts):
+                scale, minimum = regs_f32(1, vectors), regs_f32(1, vectors)
+                if rows == 1:
+                    load_scales(scale, minimum, arena, record, d, part * ABREAST + lane, wide)
                 dot = regs_u8(rows, vectors)
-                for j in range(part * 4, 8 if parts == 1 else part * 4 + 4):
+                for j in range(part * words, part * words + words):
                     packed = regs_i32(1, vectors)
                     for v in range(vectors):
                         packed[0, v] = load_codes(
-                            arena, d[p.CODES] + ((block + v) * groups + g) * 512 + j * 64
+                            arena, record + d[p.CODES] + (j * ABREAST + lane + v) * 64
                         )
                     for r in range(rows):
                         four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
                         for v in range(vectors):
                             dot[r, v] = step_u8(dot[r, v], packed[0, v], four)
+                if rows > 1:
+                    load_scales(scale, minimum, arena, record, d, part * ABREAST + lane, wide)
                 for v in range(vectors):
-                    place = (((block + v) * groups + g) * parts + part) * 16 * scale_bytes
-                    scale = load_scale(arena, d[p.SCALES] + place, wide)
-                    if has_minima:
-                        minimum = load_scale(arena, d[p.MINIMA] + place, wide)
-                    else:
-                        minimum = scale * offset
+                    least = minimum[0, v] * factor
                     for r in range(rows):
                         row_scale = splat_f32(x.scales, (row + r) * groups + g)
                         if parts == 1:
                             row_sum = splat_f32(x.sums, (row + r) * groups + g)
                         else:
                             row_sum = splat_f32(x.half_sums, ((row + r) * groups + g) * 2 + part)
-                        total = fma(to_f32(finish_u8(dot[r, v])), scale * row_scale, acc[r, v])
-                        acc[r, v] = fma(minimum, row_sum, total)
+                        total = fma(
+                            to_f32(finish_u8(dot[r, v])), scale[0, v] * row_scale, acc[r, v]
+                        )
+                        acc[r, v] = fma(least, row_sum, total)
+            record += d[p.RECORD]
         for r in range(rows):
             for v in range(vectors):
                 store_f32(out, at + r * stride + v * 16, acc[r, v])
 
+    load_scales = _make_load_scales(vectors)
     return tile
 
 

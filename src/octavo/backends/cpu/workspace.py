@@ -13,10 +13,9 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import MAX_ROWS, SEGMENT, scratch_size, state_size
-from octavo.backends.cpu.gemm import CHUNK
 from octavo.backends.cpu.packing import aligned, padded
 from octavo.backends.cpu.team import new_sync
-from octavo.backends.cpu.tiles import BIG_ROWS, K_CHUNK
+from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK, K_CHUNK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

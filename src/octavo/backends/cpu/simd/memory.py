@@ -104,12 +104,14 @@ store_f16 = _storer(2, HALVES, lambda b, v: b.fptrunc(v, HALVES))
 store_codes = _storer(1, BYTES, lambda b, v: b.trunc(v, BYTES))
 """Sixteen int32 within -128 .. 127 (or 0 .. 255) as bytes."""
 
+
 @intrinsic
 def prefetch(typingctx, array, index):  # noqa: ARG001
     """Ask for the cache line of ``array[index]``, which may lie past the array's end."""
 
     def code(context, builder, signature, values):
-        pointer = _pointer(context, builder, signature.args[0], *values, ir.IntType(8))
+        kind, (data, place) = signature.args[0], values
+        pointer = _pointer(context, builder, kind, data, place, ir.IntType(8))
         numbers = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, into every cache, data
         call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *numbers)
         return context.get_dummy_value()
