@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 @kernel
 def _project(
     me: Member, phase: int, out: Floats, stride: int, plan: Plan, w: Weights, y: Floats,
-    codes: Codes, num_rows: int, first: int, count: int, panel: Floats,
+    codes: Codes, num_rows: int, first: int, count: int, panel: Floats, after: int,
 ) -> None:  # fmt: skip
-    """Multiply ``num_rows`` rows of ``y`` with some matrices."""
+    """Multiply ``num_rows`` rows of ``y`` with some matrices; ``after`` lies the next product's."""
     y_stride = plan.model[p.Y_STRIDE]
     matmul(me.sync, out, stride, y, y_stride, codes, num_rows, w, first, count, panel)
-    end_phase(me, phase)
+    end_phase(me, phase, w.arena, after)
 
 
 @kernel
@@ -79,25 +79,26 @@ def _attention_block(
     """From ``x`` to ``h``: what layer ``at``'s attention adds."""
     model, layer, num_tokens = plan.model, plan.layers[at], batch.job[p.NUM_TOKENS]
     norm_for_attention(me.sync, plan, w, num_tokens, rows, codes, at)
-    end_phase(me, p.NORM_PHASE)
+    end_phase(me, p.NORM_PHASE, w.arena, w.matrices[layer[p.QKV], p.PLACE])
+    after = w.matrices[layer[p.OUTPUT], p.PLACE]
     _project(
         me, p.QKV_PHASE, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.QKV], layer[p.QKV_COUNT], room.panel,
+        layer[p.QKV], layer[p.QKV_COUNT], room.panel, after,
     )  # fmt: skip
     turn_and_store_heads(
         me.sync, me.num_threads, plan, w.floats, batch, cache, rows.wide, room.scratch, at
     )
-    end_phase(me, p.STORE_PHASE)
+    end_phase(me, p.STORE_PHASE, w.arena, after)
     attend(me.sync, plan, at, batch, cache, rows, room)
-    end_phase(me, p.ATTENTION_PHASE)
+    end_phase(me, p.ATTENTION_PHASE, w.arena, after)
     if batch.job[p.IS_SPLIT] != 0:
         merge_parts(me.sync, plan, at, batch, rows, room)
-        end_phase(me, p.MERGE_PHASE)
+        end_phase(me, p.MERGE_PHASE, w.arena, after)
     quantise_attended(me.sync, model, layer, w.matrices, num_tokens, rows.y, codes)
-    end_phase(me, p.NORM_PHASE)
+    end_phase(me, p.NORM_PHASE, w.arena, after)
     _project(
         me, p.OUTPUT_PHASE, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.OUTPUT], layer[p.OUTPUT_COUNT], room.panel,
+        layer[p.OUTPUT], layer[p.OUTPUT_COUNT], room.panel, w.matrices[layer[p.FEED], p.PLACE],
     )  # fmt: skip
 
 
@@ -108,17 +109,20 @@ def _feed_forward_block(
 ) -> None:  # fmt: skip
     """x += h; from ``x`` to ``h``: what layer ``at``'s feed-forward adds."""
     model, layer = plan.model, plan.layers[at]
+    is_last = at + 1 == model[p.NUM_LAYERS]
+    following = model[p.HEAD] if is_last else plan.layers[at + 1, p.QKV]
     norm_for_feed(me.sync, plan, layer, w, num_tokens, rows, codes)
-    end_phase(me, p.NORM_PHASE)
+    end_phase(me, p.NORM_PHASE, w.arena, w.matrices[layer[p.FEED], p.PLACE])
+    after = w.matrices[layer[p.DOWN], p.PLACE]
     _project(
         me, p.FEED_PHASE, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.FEED], layer[p.FEED_COUNT], panel,
+        layer[p.FEED], layer[p.FEED_COUNT], panel, after,
     )  # fmt: skip
     activate(me.sync, model, layer, w.matrices, num_tokens, rows, codes)
-    end_phase(me, p.ACTIVATE_PHASE)
+    end_phase(me, p.ACTIVATE_PHASE, w.arena, after)
     _project(
         me, p.DOWN_PHASE, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.DOWN], layer[p.DOWN_COUNT], panel,
+        layer[p.DOWN], layer[p.DOWN_COUNT], panel, w.matrices[following, p.PLACE],
     )  # fmt: skip
 
 
@@ -133,15 +137,16 @@ def forward(
     if me.thread == 0:
         plan_attention(me.num_threads, model, batch, room.items)
     embed(me.sync, plan, w, batch, rows.x)
-    end_phase(me, p.EMBED_PHASE)
+    end_phase(me, p.EMBED_PHASE, w.arena, w.matrices[plan.layers[0, p.QKV], p.PLACE])
     for at in range(model[p.NUM_LAYERS]):
         _attention_block(me, plan, w, batch, cache, rows, codes, room, at)
         _feed_forward_block(me, plan, w, batch.job[p.NUM_TOKENS], rows, codes, room.panel, at)
     norm_for_head(me.sync, plan, w, batch, rows, codes)
-    end_phase(me, p.NORM_PHASE)
+    head = w.matrices[model[p.HEAD], p.PLACE]
+    end_phase(me, p.NORM_PHASE, w.arena, head)
     _project(
         me, p.HEAD_PHASE, logits, model[p.LOGITS_STRIDE], plan, w, rows.y, codes,
-        batch.job[p.NUM_ROWS], model[p.HEAD], model[p.HEAD_COUNT], room.panel,
+        batch.job[p.NUM_ROWS], model[p.HEAD], model[p.HEAD_COUNT], room.panel, head,
     )  # fmt: skip
 
 

@@ -176,16 +176,16 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                 if rows == 1:
                     load_scales(scale, minimum, arena, record, d, part * ABREAST + lane, wide)
                 dot = regs_u8(rows, vectors)
-                for j in range(part * words, part * words + words):
-                    packed = regs_i32(1, vectors)
-                    for v in range(vectors):
-                        packed[0, v] = load_codes(
-                            arena, record + d[p.CODES] + (j * ABREAST + lane + v) * 64
-                        )
-                    for r in range(rows):
-                        four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
+                for first in range(part * words, part * words + words, 4):
+                    for j in range(first, first + 4):  # so many that LLVM unrolls them
+                        packed = regs_i32(1, vectors)
                         for v in range(vectors):
-                            dot[r, v] = step_u8(dot[r, v], packed[0, v], four)
+                            place = record + d[p.CODES] + (j * ABREAST + lane + v) * 64
+                            packed[0, v] = load_codes(arena, place)
+                        for r in range(rows):
+                            four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
+                            for v in range(vectors):
+                                dot[r, v] = step_u8(dot[r, v], packed[0, v], four)
                 if rows > 1:
                     load_scales(scale, minimum, arena, record, d, part * ABREAST + lane, wide)
                 for v in range(vectors):
