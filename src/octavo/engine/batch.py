@@ -35,35 +35,37 @@ def build_batch(
 ) -> tuple[InputBatch, list[LogitRows]]:
     """Lay out the tokens of ``scheduled``, a request's number of new tokens each, in its order."""
     input_ids: list[int] = []
-    slots = []
+    positions: list[int] = []
+    slots: list[int] = []
     starts = [0]
+    seq_lens = []
     indices: list[int] = []
     rows = []
     width = max(len(request.block_table) for request in scheduled)
     block_tables = np.zeros((len(scheduled), width), dtype=np.int32)
-    seq_lens = np.empty(len(scheduled), dtype=np.int32)
-    positions = []
     for i, (request, count) in enumerate(scheduled.items()):
-        first = request.num_computed_tokens
+        first, table = request.num_computed_tokens, request.block_table
         stop = first + count
-        table = np.asarray(request.block_table, dtype=np.int32)
-        position = np.arange(first, stop, dtype=np.int32)
-        slot = table[position // block_size] * block_size + position % block_size
         # A fully cached prompt: its last token is computed for its logits, and stored already.
-        slot[position < request.num_published_blocks * block_size] = NO_SLOT
+        is_stored = request.num_published_blocks * block_size
         rows.append(_wanted_rows(request, first, stop, starts[-1], indices))
         input_ids += request.tokens(first, stop)
-        positions.append(position)
-        slots.append(slot)
+        positions += range(first, stop)
+        slots += [
+            table[position // block_size] * block_size + position % block_size
+            if position >= is_stored
+            else NO_SLOT
+            for position in range(first, stop)
+        ]
         starts.append(starts[-1] + count)
+        seq_lens.append(stop)
         block_tables[i, : len(table)] = table
-        seq_lens[i] = stop
     batch = InputBatch(
         input_ids=np.array(input_ids, dtype=np.int32),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
+        positions=np.array(positions, dtype=np.int32),
+        slot_mapping=np.array(slots, dtype=np.int32),
         query_start_loc=np.array(starts, dtype=np.int32),
-        seq_lens=seq_lens,
+        seq_lens=np.array(seq_lens, dtype=np.int32),
         block_tables=block_tables,
         logits_indices=np.array(indices, dtype=np.int32),
     )

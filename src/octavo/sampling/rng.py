@@ -27,11 +27,10 @@ DRAW = 0  # the draw of a token
 SEED = 1  # the seed of a request that brought none
 
 # Multipliers of the rounds and the steps of the key (the golden ratio and sqrt(3) - 1), of SC11.
-_MULTIPLIER_0 = np.uint64(0xD2511F53)
-_MULTIPLIER_1 = np.uint64(0xCD9E8D57)
-_WEYL_0 = np.uint64(0x9E3779B9)
-_WEYL_1 = np.uint64(0xBB67AE85)
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 _ROUNDS = 10
+_KEY_STEPS = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL
 
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
@@ -47,15 +46,15 @@ def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[
     Returns:
         ``[rows, 4]`` random words.
     """
-    # Words are kept in 64-bit lanes, where a product of two of them fits.
+    # Words are kept in 64-bit lanes, where a product of two of them fits: [2, rows] each.
     c0, c1, c2, c3 = counter.astype(np.uint64).T
-    k0, k1 = key.astype(np.uint64).T
-    for _ in range(_ROUNDS):
-        product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-        c0, c1 = (product_1 >> _WORD) ^ c1 ^ k0, product_1 & _LOW
-        c2, c3 = (product_0 >> _WORD) ^ c3 ^ k1, product_0 & _LOW
-        k0, k1 = (k0 + _WEYL_0) & _LOW, (k1 + _WEYL_1) & _LOW
-    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
+    even, odd = np.array((c0, c2)), np.array((c1, c3))
+    keys = (key.astype(np.uint64).T + _KEY_STEPS) & _LOW
+    for round_key in keys:
+        product = (even * _MULTIPLIERS)[::-1]
+        even, odd = (product >> _WORD) ^ odd ^ round_key, product & _LOW
+    words = np.array((even[0], odd[0], even[1], odd[1]))
+    return words.T.astype(np.uint32)
 
 
 def _words(
