@@ -56,8 +56,8 @@ def store(sync, x, head_dim, keys, values, slots):
     """Rows [., head_dim] as keys and as values."""
     for m in range(slots.size):
         block = slots[m] // 16 * 16 * head_dim
-        elementwise.store_key(sync, x, m * head_dim, head_dim, keys, block, slots[m] % 16)
-        elementwise.store_value(sync, x, m * head_dim, head_dim, values, block, slots[m] % 16)
+        elementwise.store_head(sync, x, m * head_dim, head_dim, keys, block, slots[m] % 16, True)
+        elementwise.store_head(sync, x, m * head_dim, head_dim, values, block, slots[m] % 16, False)
 
 
 def embed(arena, matrices, tokens, out, stride):

@@ -18,31 +18,45 @@ from octavo.backends.cpu.simd import (
     Floats,
     Ints,
     absolute,
-    float_of_bits,
+    alternate_high,
+    alternate_low,
+    even_lanes,
+    fetch,
+    first_sums,
+    floats_of_bits,
     fma,
     gelu_tanh,
-    half_bits,
     inlined,
     keep_below,
     kernel,
     larger,
     larger_i32,
+    largest_across,
     load_f32,
     magnitude_bits,
     max_lanes_i32,
-    round_even,
+    nearest,
+    odd_lanes,
+    paired,
+    regs_f32,
+    regs_i32,
     scalar_bf16,
     scalar_f16,
     scalar_f32,
+    second_sums,
     silu,
     smaller,
     splat,
+    splat_lane,
     store_codes,
     store_f16,
+    store_f16_apart,
     store_f32,
+    store_first,
     sum_lanes,
-    sum_lanes_i32,
-    to_i32,
+    sums_across,
+    to_f32,
+    where_less,
     zero_f32,
 )
 from octavo.backends.cpu.team import CLAMPED, atomic_add
@@ -52,10 +66,15 @@ GROUP_SIZE = 32
 """Activations that share one scale."""
 
 _ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(127)
-_INFINITY_BITS = 0x7F800000
+_INFINITY, _INFINITY_BITS, _NAN = np.float32(np.inf), 0x7F800000, np.float32(np.nan)
 _SMALLEST_SCALED = np.float32(2.0**-100)
 MAX_STORED = np.float32(65504)
 """The largest finite float16."""
+_MAX_STORED_BITS = 0x477FE000
+
+AHEAD = 512
+"""How many floats ahead memory is asked for: rows follow each other, and a core reads them faster
+than the next cache finds out by itself."""
 
 SILU, GELU_TANH = range(2)
 
@@ -77,29 +96,40 @@ def quantise_row(
     scale = max |x| / 127, code = round(x * (127 / max |x|)). ``sums`` get scale * sum of a group's
     codes, ``half_sums`` the same for each half of it. A group with NaN or infinity gets a scale of
     NaN, which spoils the whole row and no other; one with nothing above 2^-100 is all zero.
+
+    Sixteen groups at a time: what is one number a group is then one vector.
     """
-    for g in range(size // GROUP_SIZE):
-        i = at + g * GROUP_SIZE
-        x0, x1 = load_f32(x, i), load_f32(x, i + 16)
-        bits = max_lanes_i32(larger_i32(magnitude_bits(x0), magnitude_bits(x1)))
-        most = float_of_bits(bits)
-        scale, inverse = most / _MOST, _ZERO
-        if bits >= _INFINITY_BITS:
-            scale = np.float32(np.nan)
-            x0, x1 = zero_f32(), zero_f32()
-        elif most < _SMALLEST_SCALED:
-            scale = _ZERO
-        else:
-            inverse = _MOST / most
-        q0 = to_i32(round_even(x0 * splat(inverse)))
-        q1 = to_i32(round_even(x1 * splat(inverse)))
-        store_codes(codes, codes_at + g * GROUP_SIZE, q0)
-        store_codes(codes, codes_at + g * GROUP_SIZE + 16, q1)
-        low, high = sum_lanes_i32(q0), sum_lanes_i32(q1)
-        scales[group_at + g] = scale
-        sums[group_at + g] = scale * np.float32(low + high)
-        half_sums[2 * (group_at + g)] = scale * np.float32(low)
-        half_sums[2 * (group_at + g) + 1] = scale * np.float32(high)
+    lanes, inverses = regs_i32(16, 1), regs_f32(1, 1)
+    for first in range(0, size // GROUP_SIZE, 16):
+        count = min(16, size // GROUP_SIZE - first)
+        row, code = at + first * GROUP_SIZE, codes_at + first * GROUP_SIZE
+        for g in range(count):
+            x0, x1 = load_f32(x, row + g * GROUP_SIZE), load_f32(x, row + g * GROUP_SIZE + 16)
+            lanes[g, 0] = larger_i32(magnitude_bits(x0), magnitude_bits(x1))
+        bits = largest_across(lanes)
+        most = floats_of_bits(bits)
+        inverses[0, 0] = where_less(most, splat(_SMALLEST_SCALED), zero_f32(), splat(_MOST) / most)
+        for g in range(count):
+            inverse = splat_lane(inverses, g)
+            q0 = nearest(load_f32(x, row + g * GROUP_SIZE) * inverse)
+            q1 = nearest(load_f32(x, row + g * GROUP_SIZE + 16) * inverse)
+            store_codes(codes, code + g * GROUP_SIZE, q0, q1)
+            lanes[g, 0] = paired(q0, q1)
+        scale = where_less(most, splat(_SMALLEST_SCALED), zero_f32(), most / splat(_MOST))
+        scale = where_less(most, splat(_INFINITY), scale, splat(_NAN))
+        total = sums_across(lanes)
+        low, high = first_sums(total), second_sums(total)
+        group = group_at + first
+        store_first(scales, group, scale, count)
+        store_first(sums, group, scale * to_f32(low + high), count)
+        low_sums, high_sums = scale * to_f32(low), scale * to_f32(high)
+        store_first(half_sums, 2 * group, alternate_low(low_sums, high_sums), 2 * count)
+        store_first(half_sums, 2 * group + 16, alternate_high(low_sums, high_sums), 2 * count - 16)
+        if max_lanes_i32(bits) >= _INFINITY_BITS:
+            for g in range(count):
+                if np.isnan(scales[group + g]):
+                    for i in range(GROUP_SIZE):
+                        codes[code + g * GROUP_SIZE + i] = 0
 
 
 @inlined
@@ -172,6 +202,8 @@ def layer_norm_row(
 def add_row(x: Floats, at: int, y: Floats, y_at: int, size: int) -> None:
     """x += y."""
     for i in range(0, size, 16):
+        fetch(x, at + i + AHEAD)
+        fetch(y, y_at + i + AHEAD)
         store_f32(x, at + i, load_f32(x, at + i) + load_f32(y, y_at + i))
 
 
@@ -179,6 +211,9 @@ def add_row(x: Floats, at: int, y: Floats, y_at: int, size: int) -> None:
 def gate_row(x: Floats, gate: int, up: int, out: Floats, out_at: int, size: int, kind: int) -> None:
     """out = activation(x[gate:]) * x[up:], or without a gate (-1) activation(x[up:])."""
     for i in range(0, size, 16):
+        fetch(x, up + i + AHEAD)
+        if gate >= 0:
+            fetch(x, gate + i + AHEAD)
         u = load_f32(x, up + i)
         g = load_f32(x, gate + i) if gate >= 0 else u
         y = silu(g) if kind == SILU else gelu_tanh(g)
@@ -194,8 +229,21 @@ def rotate_head(
     Pairs are (2i, 2i + 1), or (i, i + dim / 2); dimensions past ``dim`` stay.
     """
     half = dim // 2
+    whole = half - half % 16
+    for i in range(0, whole, 16):
+        c, s = load_f32(tables, cos + i), load_f32(tables, sin + i)
+        if interleaved:
+            x0, x1 = load_f32(x, at + 2 * i), load_f32(x, at + 2 * i + 16)
+            a, b = even_lanes(x0, x1), odd_lanes(x0, x1)
+            y0, y1 = a * c - b * s, a * s + b * c
+            store_f32(x, at + 2 * i, alternate_low(y0, y1))
+            store_f32(x, at + 2 * i + 16, alternate_high(y0, y1))
+        else:
+            a, b = load_f32(x, at + i), load_f32(x, at + half + i)
+            store_f32(x, at + i, a * c - b * s)
+            store_f32(x, at + half + i, a * s + b * c)
     step, apart = (2, 1) if interleaved else (1, half)
-    for i in range(half):
+    for i in range(whole, half):
         a, b = x[at + i * step], x[at + i * step + apart]
         c, s = tables[cos + i], tables[sin + i]
         x[at + i * step] = a * c - b * s
@@ -209,43 +257,28 @@ def clamp_stored(x: F32x16) -> F32x16:
 
 
 @kernel
-def _count_beyond(sync: Ints, x: Floats, at: int, size: int) -> None:
-    """Count the values that `clamp_stored` changes."""
+def store_head(
+    sync: Ints, x: Floats, at: int, head_dim: int, blocks: Ints, block_at: int, lane: int,
+    is_key: bool,
+) -> None:  # fmt: skip
+    """Store a head as float16: a key in its lane of a block [head_dim, 16], a value in its row.
+
+    A block of values is [16, head_dim]. What `clamp_stored` changes is counted.
+    """
     most = zero_f32()
-    for i in range(0, size, 16):
-        most = larger(absolute(load_f32(x, at + i)), most)
-    if max_lanes_i32(magnitude_bits(most)) <= 0x477FE000:  # 65504
-        return
-    count = 0
-    for i in range(size):
-        if abs(x[at + i]) > MAX_STORED:
-            count += 1
-    atomic_add(sync, CLAMPED, count)
-
-
-@kernel
-def store_key(
-    sync: Ints, x: Floats, at: int, head_dim: int, keys: Ints, block_at: int, lane: int
-) -> None:
-    """Store a key as float16 in its lane of a block [head_dim, 16]."""
-    _count_beyond(sync, x, at, head_dim)
-    for d in range(head_dim):
-        value = x[at + d]
-        if value > MAX_STORED:
-            value = MAX_STORED
-        elif value < -MAX_STORED:
-            value = -MAX_STORED
-        keys[block_at + d * 16 + lane] = half_bits(value)
-
-
-@kernel
-def store_value(
-    sync: Ints, x: Floats, at: int, head_dim: int, values: Ints, block_at: int, lane: int
-) -> None:
-    """Store a value as float16 in its row of a block [16, head_dim]."""
-    _count_beyond(sync, x, at, head_dim)
     for d in range(0, head_dim, 16):
-        store_f16(values, block_at + lane * head_dim + d, clamp_stored(load_f32(x, at + d)))
+        y = load_f32(x, at + d)
+        most = larger(absolute(y), most)
+        if is_key:
+            store_f16_apart(blocks, block_at + d * 16 + lane, clamp_stored(y))
+        else:
+            store_f16(blocks, block_at + lane * head_dim + d, clamp_stored(y))
+    if max_lanes_i32(magnitude_bits(most)) > _MAX_STORED_BITS:
+        count = 0
+        for d in range(head_dim):
+            if abs(x[at + d]) > MAX_STORED:
+                count += 1
+        atomic_add(sync, CLAMPED, count)
 
 
 @kernel

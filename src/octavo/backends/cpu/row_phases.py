@@ -6,7 +6,7 @@ a row is `elementwise.py`'s.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import BLOCK
@@ -18,10 +18,9 @@ from octavo.backends.cpu.elementwise import (
     quantise_row,
     rms_norm_row,
     rotate_head,
-    store_key,
-    store_value,
+    store_head,
 )
-from octavo.backends.cpu.simd import kernel, load_f32, store_f32, zero_f32
+from octavo.backends.cpu.simd import fetch, inlined, kernel, load_f32, store_f32, zero_f32
 from octavo.backends.cpu.team import claim
 
 if TYPE_CHECKING:
@@ -52,19 +51,33 @@ def _reads_codes(matrices: Ints, first: int, count: int) -> bool:
 
 
 @kernel
+def _float_row(matrices: Ints, first: int, count: int, m: int, first_of_item: int) -> Any:
+    """Which row of ``y`` is to hold row ``m`` on its way to these matrices.
+
+    Its own if any of them multiplies floats. If not, all rows of an item take turns in the first
+    one's place: nobody reads them after they are quantised, and that place stays in the cache.
+    """
+    row = first_of_item
+    for i in range(first, first + count):
+        if matrices[i, p.KIND] > p.U8:
+            row = m
+    return row
+
+
+@kernel
 def _quantise(
-    matrices: Ints, first: int, count: int, y: Floats, y_stride: int, m: int, codes: Codes
+    matrices: Ints, first: int, count: int, y: Floats, y_at: int, m: int, codes: Codes
 ) -> None:
-    """Quantise row ``m`` of ``y`` for these matrices, if any of them wants codes."""
+    """Quantise row ``m``, which lies in ``y``, for these matrices, if any of them wants codes."""
     if _reads_codes(matrices, first, count):
         size = matrices[first, p.COLUMNS]
         quantise_row(
-            y, m * y_stride, size, codes.codes, m * size, codes.scales, codes.sums,
+            y, y_at, size, codes.codes, m * size, codes.scales, codes.sums,
             codes.half_sums, m * (size // 32),
         )  # fmt: skip
 
 
-@kernel
+@inlined
 def _add(plan: Plan, floats: Floats, rows: Rows, m: int, weight: int, bias: int) -> None:
     """x += h, where the model says so normalised first (in ``y``)."""
     model = plan.model
@@ -74,6 +87,21 @@ def _add(plan: Plan, floats: Floats, rows: Rows, m: int, weight: int, bias: int)
         add_row(rows.x, x_at, rows.y, y_at, hidden)
     else:
         add_row(rows.x, x_at, rows.h, x_at, hidden)
+
+
+@inlined
+def _norm_and_quantise(
+    plan: Plan, w: Weights, rows: Rows, codes: Codes, m: int, first_of_item: int, weight: int,
+    bias: int, first: int, count: int,
+) -> None:  # fmt: skip
+    """Normalise row ``m`` of ``x`` for these matrices."""
+    model = plan.model
+    y_at = _float_row(w.matrices, first, count, m, first_of_item) * model[p.Y_STRIDE]
+    _norm_row(
+        rows.x, m * model[p.X_STRIDE], w.floats, weight, bias, rows.y, y_at, model[p.HIDDEN],
+        plan.reals[p.EPS],
+    )  # fmt: skip
+    _quantise(w.matrices, first, count, rows.y, y_at, m, codes)
 
 
 @kernel
@@ -96,21 +124,17 @@ def norm_for_attention(
     sync: Ints, plan: Plan, w: Weights, num_tokens: int, rows: Rows, codes: Codes, at: int
 ) -> None:
     """x += what came out of the last layer; normalise; quantise."""
-    model, layer = plan.model, plan.layers[at]
+    layer = plan.layers[at]
     first = claim(sync) * ROWS_PER_ITEM
     while first < num_tokens:
         for m in range(first, min(first + ROWS_PER_ITEM, num_tokens)):
             if at > 0:
                 last = plan.layers[at - 1]
                 _add(plan, w.floats, rows, m, last[p.POST_FFN_NORM], last[p.POST_FFN_NORM_BIAS])
-            _norm_row(
-                rows.x, m * model[p.X_STRIDE], w.floats, layer[p.ATTN_NORM],
-                layer[p.ATTN_NORM_BIAS], rows.y, m * model[p.Y_STRIDE], model[p.HIDDEN],
-                plan.reals[p.EPS],
+            _norm_and_quantise(
+                plan, w, rows, codes, m, first, layer[p.ATTN_NORM], layer[p.ATTN_NORM_BIAS],
+                layer[p.QKV], layer[p.QKV_COUNT],
             )  # fmt: skip
-            _quantise(
-                w.matrices, layer[p.QKV], layer[p.QKV_COUNT], rows.y, model[p.Y_STRIDE], m, codes
-            )
         first = claim(sync) * ROWS_PER_ITEM
 
 
@@ -126,15 +150,16 @@ def turn_and_store_heads(
     grain = max(1, total // (num_threads * 16))
     first = claim(sync) * grain
     while first < total:
-        for i in range(first, min(first + grain, total)):
-            _head(
-                sync, plan, layer, floats, batch, cache, wide, spare, at,
-                i // per_token, i % per_token,
-            )  # fmt: skip
+        m, head = first // per_token, first % per_token
+        for _ in range(first, min(first + grain, total)):
+            _head(sync, plan, layer, floats, batch, cache, wide, spare, at, m, head)
+            head += 1
+            if head == per_token:
+                m, head = m + 1, 0
         first = claim(sync) * grain
 
 
-@kernel
+@inlined
 def _head(
     sync: Ints, plan: Plan, layer: Ints, floats: Floats, batch: Batch, cache: Cache,
     wide: Floats, spare: Floats, at: int, m: int, head: int,
@@ -152,6 +177,8 @@ def _head(
         norm, bias = layer[p.K_NORM], layer[p.K_NORM_BIAS]
     else:
         place += model[p.V_AT] + (head - heads - kv_heads) * head_dim
+    for d in range(0, head_dim, 16):
+        fetch(wide, place + model[p.WIDE_STRIDE] + d)  # the next token's
     if norm >= 0:
         _norm_row(wide, place, floats, norm, bias, spare, 0, head_dim, plan.reals[p.EPS])
         for d in range(0, head_dim, 16):
@@ -164,13 +191,12 @@ def _head(
         )  # fmt: skip
     slot = batch.slots[m]
     if head >= heads and slot >= 0:
-        kv_head = (head - heads) % kv_heads
+        is_key = head < heads + kv_heads
+        kv_head = head - heads if is_key else head - heads - kv_heads
         block = (at * kv_heads + kv_head) * model[p.NUM_BLOCKS] + slot // BLOCK
         block_at = block * head_dim * BLOCK
-        if head < heads + kv_heads:
-            store_key(sync, wide, place, head_dim, cache.keys, block_at, slot % BLOCK)
-        else:
-            store_value(sync, wide, place, head_dim, cache.values, block_at, slot % BLOCK)
+        blocks = cache.keys if is_key else cache.values
+        store_head(sync, wide, place, head_dim, blocks, block_at, slot % BLOCK, is_key)
 
 
 @kernel
@@ -182,9 +208,11 @@ def quantise_attended(
     first = claim(sync) * ROWS_PER_ITEM
     while first < num_tokens:
         for m in range(first, min(first + ROWS_PER_ITEM, num_tokens)):
+            for i in range(0, width, 16):
+                fetch(y, (m + 1) * stride + i)  # the next row's
             if width % 32 != 0:
                 store_f32(y, m * stride + width, zero_f32())
-            _quantise(matrices, layer[p.OUTPUT], layer[p.OUTPUT_COUNT], y, stride, m, codes)
+            _quantise(matrices, layer[p.OUTPUT], layer[p.OUTPUT_COUNT], y, m * stride, m, codes)
         first = claim(sync) * ROWS_PER_ITEM
 
 
@@ -193,18 +221,14 @@ def norm_for_feed(
     sync: Ints, plan: Plan, layer: Ints, w: Weights, num_tokens: int, rows: Rows, codes: Codes
 ) -> None:
     """x += what came out of attention; normalise; quantise."""
-    model = plan.model
     first = claim(sync) * ROWS_PER_ITEM
     while first < num_tokens:
         for m in range(first, min(first + ROWS_PER_ITEM, num_tokens)):
             _add(plan, w.floats, rows, m, layer[p.POST_ATTN_NORM], layer[p.POST_ATTN_NORM_BIAS])
-            _norm_row(
-                rows.x, m * model[p.X_STRIDE], w.floats, layer[p.FFN_NORM], layer[p.FFN_NORM_BIAS],
-                rows.y, m * model[p.Y_STRIDE], model[p.HIDDEN], plan.reals[p.EPS],
+            _norm_and_quantise(
+                plan, w, rows, codes, m, first, layer[p.FFN_NORM], layer[p.FFN_NORM_BIAS],
+                layer[p.FEED], layer[p.FEED_COUNT],
             )  # fmt: skip
-            _quantise(
-                w.matrices, layer[p.FEED], layer[p.FEED_COUNT], rows.y, model[p.Y_STRIDE], m, codes
-            )
         first = claim(sync) * ROWS_PER_ITEM
 
 
@@ -213,14 +237,16 @@ def activate(
     sync: Ints, model: Ints, layer: Ints, matrices: Ints, num_tokens: int, rows: Rows, codes: Codes
 ) -> None:
     """The activation of gate, times up; quantise."""
-    size, y_stride = matrices[layer[p.DOWN], p.COLUMNS], model[p.Y_STRIDE]
+    size = matrices[layer[p.DOWN], p.COLUMNS]
     first = claim(sync) * ROWS_PER_ITEM
     while first < num_tokens:
         for m in range(first, min(first + ROWS_PER_ITEM, num_tokens)):
             row = m * model[p.WIDE_STRIDE]
             gate, up = row if model[p.GATED] != 0 else -1, row + model[p.UP_AT]
-            gate_row(rows.wide, gate, up, rows.y, m * y_stride, size, model[p.ACTIVATION])
-            _quantise(matrices, layer[p.DOWN], layer[p.DOWN_COUNT], rows.y, y_stride, m, codes)
+            row_of_y = _float_row(matrices, layer[p.DOWN], layer[p.DOWN_COUNT], m, first)
+            y_at = row_of_y * model[p.Y_STRIDE]
+            gate_row(rows.wide, gate, up, rows.y, y_at, size, model[p.ACTIVATION])
+            _quantise(matrices, layer[p.DOWN], layer[p.DOWN_COUNT], rows.y, y_at, m, codes)
         first = claim(sync) * ROWS_PER_ITEM
 
 
@@ -233,9 +259,8 @@ def norm_for_head(
     m = claim(sync)
     while m < batch.job[p.NUM_ROWS]:
         _finish_row(plan, w.floats, rows, batch.wanted[m], m)
-        _quantise(
-            w.matrices, model[p.HEAD], model[p.HEAD_COUNT], rows.y, model[p.Y_STRIDE], m, codes
-        )
+        y_at = m * model[p.Y_STRIDE]
+        _quantise(w.matrices, model[p.HEAD], model[p.HEAD_COUNT], rows.y, y_at, m, codes)
         m = claim(sync)
 
 

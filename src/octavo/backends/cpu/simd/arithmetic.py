@@ -18,7 +18,6 @@ from numba.extending import lower_builtin
 
 from octavo.backends.cpu.compiler import inlined
 from octavo.backends.cpu.simd.vectors import (
-    I16,
     I32,
     F32x16,
     Vec,
@@ -28,6 +27,7 @@ from octavo.backends.cpu.simd.vectors import (
     f32x16,
     half_ir,
     i32x16,
+    pick_ir,
     splat_ir,
 )
 
@@ -77,12 +77,6 @@ def smaller(builder, x, y):
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
-@emit(i32x16, f32x16)
-def to_i32(builder, x):
-    """Towards zero; x must be finite and in range."""
-    return builder.fptosi(x, i32x16.ir)
-
-
 @emit(f32x16, i32x16)
 def to_f32(builder, x):
     """Rounded to nearest."""
@@ -100,6 +94,76 @@ def magnitude_bits(builder, x):
 def larger_i32(builder, x, y):
     """The larger of two integers."""
     return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+
+@emit(f32x16, i32x16)
+def floats_of_bits(builder, bits):
+    """The floats of these bit patterns."""
+    return builder.bitcast(bits, f32x16.ir)
+
+
+_MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000
+
+
+@emit(i32x16, f32x16)
+def nearest(builder, x):
+    """The nearest whole number, ties to even, + 0x4B400000: |x| < 2^22.
+
+    The bits of x + 1.5 * 2^23, whose lower 16 are the number's own.
+    """
+    return builder.bitcast(builder.fadd(x, constant(f32x16.ir, _MAGIC)), i32x16.ir)
+
+
+@emit(i32x16, i32x16, i32x16)
+def paired(builder, x, y):
+    """Two results of `nearest` in one number, to be added up sixteen at a time."""
+    return builder.add(x, builder.shl(y, constant(i32x16.ir, 16)))
+
+
+@emit(i32x16, i32x16)
+def first_sums(builder, total):
+    """Of a sum of sixteen `paired`, the sum of the first numbers, within -2^15 .. 2^15 - 1."""
+    sixteen = constant(i32x16.ir, 16)
+    return builder.ashr(builder.shl(total, sixteen), sixteen)
+
+
+@emit(i32x16, i32x16)
+def second_sums(builder, total):
+    """Of a sum of sixteen `paired`, the sum of the second numbers, within -2^15 .. 2^15 - 1."""
+    sixteen = constant(i32x16.ir, 16)
+    first = builder.ashr(builder.shl(total, sixteen), sixteen)
+    rest = builder.sub(builder.sub(total, first), constant(i32x16.ir, 16 * _MAGIC_BITS % 2**32))
+    return builder.ashr(rest, sixteen)
+
+
+@emit(f32x16, f32x16, f32x16, f32x16, f32x16)
+def where_less(builder, x, y, yes, no):
+    """``yes`` where x < y, else ``no``, as where x or y is NaN."""
+    return builder.select(builder.fcmp_ordered("<", x, y), yes, no)
+
+
+@emit(f32x16, f32x16, f32x16)
+def even_lanes(builder, x, y):
+    """Lanes 0, 2, 4 and so on of x and y laid end to end."""
+    return pick_ir(builder, x, y, list(range(0, 32, 2)))
+
+
+@emit(f32x16, f32x16, f32x16)
+def odd_lanes(builder, x, y):
+    """Lanes 1, 3, 5 and so on of x and y laid end to end."""
+    return pick_ir(builder, x, y, list(range(1, 32, 2)))
+
+
+@emit(f32x16, f32x16, f32x16)
+def alternate_low(builder, x, y):
+    """x0, y0, x1, y1 and so on to y7: what `even_lanes` and `odd_lanes` take apart."""
+    return pick_ir(builder, x, y, [i // 2 + i % 2 * 16 for i in range(16)])
+
+
+@emit(f32x16, f32x16, f32x16)
+def alternate_high(builder, x, y):
+    """x8, y8, x9, y9 and so on to y15."""
+    return pick_ir(builder, x, y, [8 + i // 2 + i % 2 * 16 for i in range(16)])
 
 
 @emit(f32x16, f32x16)
@@ -157,27 +221,9 @@ def max_lanes(builder, v):
 
 
 @emit(types.int32, i32x16)
-def sum_lanes_i32(builder, v):
-    """The sum of the lanes."""
-    return tree_ir(builder, v, builder.add)
-
-
-@emit(types.int32, i32x16)
 def max_lanes_i32(builder, v):
     """The largest lane."""
     return tree_ir(builder, v, lambda x, y: builder.select(builder.icmp_signed(">", x, y), x, y))
-
-
-@emit(types.float32, types.int32)
-def float_of_bits(builder, bits):
-    """The float32 of this bit pattern."""
-    return builder.bitcast(bits, ir.FloatType())
-
-
-@emit(types.uint16, types.float32)
-def half_bits(builder, x):
-    """The bits of x as a float16, rounded to nearest, ties to even."""
-    return builder.bitcast(builder.fptrunc(x, ir.HalfType()), I16)
 
 
 def _operator(python: Any, float_name: str, int_name: str | None) -> None:

@@ -17,8 +17,8 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin
 
 from octavo.backends.cpu.simd.vectors import (
-    BYTES,
     HALVES,
+    I8,
     I16,
     I32,
     I64,
@@ -30,6 +30,7 @@ from octavo.backends.cpu.simd.vectors import (
     f32x16,
     i16x32,
     i32x16,
+    pick_ir,
     splat_ir,
 )
 
@@ -101,8 +102,69 @@ scalar_bf16 = _loader(
 store_f32 = _storer(4, f32x16.ir, lambda _, v: v)
 store_f16 = _storer(2, HALVES, lambda b, v: b.fptrunc(v, HALVES))
 """Rounded to nearest, ties to even; clamp first (`clamp_stored`)."""
-store_codes = _storer(1, BYTES, lambda b, v: b.trunc(v, BYTES))
-"""Sixteen int32 within -128 .. 127 (or 0 .. 255) as bytes."""
+
+
+@intrinsic
+def store_codes(typingctx, array, index, x, y):  # noqa: ARG001
+    """Write the lowest byte of each int32 of two vectors: 32 bytes, those of ``x`` first."""
+
+    def code(context, builder, signature, values):
+        array, index, x, y = values
+        pointer = _pointer(context, builder, signature.args[0], array, index, ir.VectorType(I8, 32))
+        low, high = (builder.bitcast(v, ir.VectorType(I8, 64)) for v in (x, y))
+        builder.store(pick_ir(builder, low, high, list(range(0, 128, 4))), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, i32x16, i32x16), code
+
+
+@intrinsic
+def fetch(typingctx, array, index):  # noqa: ARG001
+    """Ask for the cache line of ``array[index]``, which may lie anywhere; nothing is read."""
+
+    def code(context, builder, signature, values):
+        pointer = _pointer(context, builder, signature.args[0], values[0], values[1], I8)
+        hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # read, as near as can be, data
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), code
+
+
+@intrinsic
+def store_first(typingctx, array, index, vector, count):  # noqa: ARG001
+    """Write the first ``count`` lanes of sixteen floats, at most all; what lies behind stays."""
+
+    def code(context, builder, signature, values):
+        array, index, vector, count = values
+        pointer = _pointer(context, builder, signature.args[0], array, index, f32x16.ir)
+        kept = builder.icmp_signed(
+            "<", ir.Constant(i32x16.ir, list(range(16))), splat_ir(builder, count, i32x16.ir)
+        )
+        call(
+            builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), vector, pointer,
+            ir.Constant(I32, 4), kept,
+        )  # fmt: skip
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, f32x16, types.int32), code
+
+
+@intrinsic
+def store_f16_apart(typingctx, array, index, vector):  # noqa: ARG001
+    """Write sixteen floats as float16, 16 elements apart, rounded as `store_f16` does."""
+
+    def code(context, builder, signature, values):
+        array, index, vector = values
+        pointer = _pointer(context, builder, signature.args[0], array, index, I16)
+        halves = builder.bitcast(builder.fptrunc(vector, HALVES), WORDS)
+        for lane in range(16):
+            one = builder.extract_element(halves, ir.Constant(I32, lane))
+            builder.store(one, builder.gep(pointer, [ir.Constant(I64, lane * 16)]), align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, f32x16), code
+
 
 
 @intrinsic
@@ -178,3 +240,62 @@ def _get(context, builder, kind, values):
 def _set(context, builder, kind, values):
     builder.store(values[2], _place(context, builder, *kind.args[:2], *values[:2]))
     return context.get_dummy_value()
+
+
+# -- sixteen vectors at once ----------------------------------------------------------------------
+
+
+def _four_rows(low: list[int]) -> list[int]:
+    """The same picks in each quarter of a vector."""
+    return [4 * quarter + lane for quarter in range(4) for lane in low]
+
+
+_LEVELS = (
+    (_four_rows([0, 16, 1, 17]), _four_rows([2, 18, 3, 19])),
+    (_four_rows([0, 1, 16, 17]), _four_rows([2, 3, 18, 19])),
+    ([*range(8), *range(16, 24)], [*range(8, 16), *range(24, 32)]),
+    (
+        [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)],
+        [*range(4, 8), *range(12, 16), *range(20, 24), *range(28, 32)],
+    ),
+)
+"""Which lanes of two vectors meet: after four levels lane i of one vector is all of vector i.
+
+The first two stay within quarters and the others move whole quarters: one instruction each, and
+fewer where a vector is several registers.
+"""
+
+
+def _across(join: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return an intrinsic of a `regs_i32(16, 1)`: lane i is the lanes of its vector i, joined."""
+
+    @intrinsic
+    def across(typingctx, regs):  # noqa: ARG001
+        def code(_context, builder, _signature, values):
+            rows = [builder.load(builder.gep(values[0], [ir.Constant(I64, i)])) for i in range(16)]
+            for low, high in _LEVELS:
+                rows = [
+                    join(builder, pick_ir(builder, x, y, low), pick_ir(builder, x, y, high))
+                    for x, y in zip(rows[::2], rows[1::2], strict=True)
+                ]
+            return rows[0]
+
+        return i32x16(regs), code
+
+    return across
+
+
+sums_across = _across(lambda b, x, y: b.add(x, y))
+"""The sum of the lanes of each of sixteen vectors, whose order does not matter: integers."""
+largest_across = _across(lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y))
+
+
+@intrinsic
+def splat_lane(typingctx, regs, lane):  # noqa: ARG001
+    """One lane of the first vector of a `regs_f32`, in every lane; the number need not be known."""
+
+    def code(_context, builder, _signature, values):
+        first = builder.bitcast(values[0], ir.FloatType().as_pointer())
+        return splat_ir(builder, builder.load(builder.gep(first, [values[1]])), f32x16.ir)
+
+    return f32x16(regs, types.intp), code

@@ -72,7 +72,6 @@ f32x16, i32x16, i16x32 = Vec("f32", 16), Vec("i32", 16), Vec("i16", 32)
 
 HALVES = ir.VectorType(ir.HalfType(), 16)
 WORDS = ir.VectorType(I16, 16)
-BYTES = ir.VectorType(I8, 16)
 
 # -- how an operation is defined ------------------------------------------------------------------
 
@@ -90,6 +89,7 @@ def emit(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
             1: lambda _typing, _a: answer,
             2: lambda _typing, _a, _b: answer,
             3: lambda _typing, _a, _b, _c: answer,
+            4: lambda _typing, _a, _b, _c, _d: answer,
         }
         function = typed[len(params)]
         function.__name__ = function.__qualname__ = generate.__name__
@@ -131,9 +131,11 @@ def half_ir(builder: Any, vector: Any, index: int) -> Any:
     return lanes_ir(builder, vector, list(range(index * size, (index + 1) * size)))
 
 
+def pick_ir(builder: Any, x: Any, y: Any, order: list[int]) -> Any:
+    """Return the lanes named by ``order`` of ``x`` and ``y`` laid end to end."""
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), order))
+
+
 def join_ir(builder: Any, low: Any, high: Any) -> Any:
     """Return the vector whose halves are ``low`` and ``high``."""
-    size = 2 * low.type.count
-    return builder.shuffle_vector(
-        low, high, ir.Constant(ir.VectorType(I32, size), list(range(size)))
-    )
+    return pick_ir(builder, low, high, list(range(2 * low.type.count)))
