@@ -27,6 +27,7 @@ import numpy as np
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
     exp,
+    fetch,
     fma,
     inlined,
     keep_below,
@@ -36,7 +37,6 @@ from octavo.backends.cpu.simd import (
     load_f16,
     load_f32,
     max_lanes,
-    prefetch,
     regs_f32,
     splat,
     splat_f32,
@@ -153,7 +153,7 @@ def make_segment(rows: int, abreast: int) -> Any:
                     place = place_of(blocks, number, head_dim) + d * 16
                     k[0, n] = load_f16(blocks.keys, place)
                     if fetches:
-                        prefetch(blocks.values, place)
+                        fetch(blocks.values, place)
                 for r in range(rows):
                     q = splat_f32(tile.q, d * rows + r)
                     for n in range(abreast):
@@ -186,7 +186,7 @@ def make_segment(rows: int, abreast: int) -> Any:
                         column = t * head_dim + min(d + n * 16, last)
                         v[0, n] = load_f16(blocks.values, place + column)
                         if fetches:
-                            prefetch(blocks.keys, after + column)
+                            fetch(blocks.keys, after + column)
                     for r in range(rows):
                         p = splat_f32(tile.s, r * CHUNK + b * BLOCK + t)
                         for n in range(abreast):

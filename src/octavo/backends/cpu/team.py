@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.machine import is_x86
-from octavo.backends.cpu.simd import emit, kernel, prefetch
+from octavo.backends.cpu.simd import emit, fetch, kernel
 from octavo.backends.cpu.simd.vectors import call
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def barrier_fetching(sync: Any, num_threads: int, arena: Ints, ahead: int) -> No
     for line in range(FETCHED_LINES):
         if atomic_load(sync, GENERATION) != generation:
             return
-        prefetch(arena, ahead + line * 64)
+        fetch(arena, ahead + line * 64)
     _wait_for_change(sync, GENERATION, generation, SLEEPERS, SPINS)
 
 

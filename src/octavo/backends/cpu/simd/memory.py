@@ -166,21 +166,6 @@ def store_f16_apart(typingctx, array, index, vector):  # noqa: ARG001
     return types.void(array, types.intp, f32x16), code
 
 
-
-@intrinsic
-def prefetch(typingctx, array, index):  # noqa: ARG001
-    """Ask for the cache line of ``array[index]``, which may lie past the array's end."""
-
-    def code(context, builder, signature, values):
-        kind, (data, place) = signature.args[0], values
-        pointer = _pointer(context, builder, kind, data, place, ir.IntType(8))
-        numbers = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, into every cache, data
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *numbers)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), code
-
-
 # -- registers ------------------------------------------------------------------------------------
 
 
