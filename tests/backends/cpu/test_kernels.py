@@ -387,7 +387,7 @@ def test_attention(seed, tokens, before, group, head_dim, window, most):
         row = twins.attend_row(x[t, part], k[:end, 0], v[:end, 0], first, head_dim**-0.5)
         assert same(got[t, part], row)
         exact = reference_row(x[t, part], k[first:end, 0], v[first:end, 0])
-        assert np.abs(row - exact).max() < 2e-6 * max(1.0, np.abs(exact).max())
+        assert np.abs(row - exact).max() < 5e-6 * max(1.0, np.abs(exact).max())
 
 
 def reference_row(q, k, v):
