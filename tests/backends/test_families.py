@@ -56,7 +56,7 @@ class Recording:
     rows: dict[int, Array]
 
     def execute(self, batch: InputBatch) -> Array:
-        logits: Array = super().execute(batch)  # type: ignore[misc]
+        logits: Array = super().execute(batch).copy()  # type: ignore[misc]
         self.rows |= dict(zip(batch.positions[batch.logits_indices].tolist(), logits, strict=True))
         return logits
 

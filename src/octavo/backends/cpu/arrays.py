@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
     x: Floats  # the residual stream
     h: Floats  # what a block adds to it
-    wide: Floats  # q, k, v; gate, up
+    wide: Floats  # q, k, v; what down reads if its weights are floats
     y: Floats  # what a matrix product reads
 
 
@@ -75,10 +75,11 @@ class Cache(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Attention's items and the states of split tiles; a thread's own scratch."""
+    """Attention's items and the states of split tiles; a thread's own room."""
 
     items: Ints  # [., ITEM_SIZE]
     parts: Floats
     scratch: Floats
     panel: Floats  # [4, K_CHUNK, 16]
     seen: Ints
+    spare: Ints  # codes

@@ -1,6 +1,6 @@
 """The whole forward pass as one compiled function, run by every thread of a team.
 
-A layer is ten phases with a barrier after each, where its ticks are counted; within a phase the
+A layer is nine phases with a barrier after each, where its ticks are counted; within a phase the
 threads take numbered items:
 
     rows      x += what came out of the last layer; norm; quantise
@@ -10,8 +10,7 @@ threads take numbered items:
     rows      quantise
     matmul    attention's output
     rows      x += it; norm; quantise
-    matmul    gate and up
-    rows      activate; quantise
+    feed      gate and up, activated and quantised
     matmul    down
 
 Nothing here knows which thread computes what: every item's result depends on its own inputs only.
@@ -34,9 +33,9 @@ from octavo.backends.cpu.arrays import (
     Weights,
 )
 from octavo.backends.cpu.attention_phase import attend, merge_parts, plan_attention
+from octavo.backends.cpu.feed_phase import feed
 from octavo.backends.cpu.gemm import matmul
 from octavo.backends.cpu.row_phases import (
-    activate,
     embed,
     norm_for_attention,
     norm_for_feed,
@@ -62,11 +61,10 @@ if TYPE_CHECKING:
 
 @kernel
 def _project(
-    me: Member, phase: int, out: Floats, stride: int, plan: Plan, w: Weights, y: Floats,
+    me: Member, phase: int, out: Floats, stride: int, w: Weights, y: Floats, y_stride: int,
     codes: Codes, num_rows: int, first: int, count: int, panel: Floats, after: int,
 ) -> None:  # fmt: skip
     """Multiply ``num_rows`` rows of ``y`` with some matrices; ``after`` lies the next product's."""
-    y_stride = plan.model[p.Y_STRIDE]
     matmul(me.sync, out, stride, y, y_stride, codes, num_rows, w, first, count, panel)
     end_phase(me, phase, w.arena, after)
 
@@ -82,8 +80,8 @@ def _attention_block(
     end_phase(me, p.NORM_PHASE, w.arena, w.matrices[layer[p.QKV], p.PLACE])
     after = w.matrices[layer[p.OUTPUT], p.PLACE]
     _project(
-        me, p.QKV_PHASE, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.QKV], layer[p.QKV_COUNT], room.panel, after,
+        me, p.QKV_PHASE, rows.wide, model[p.WIDE_STRIDE], w, rows.y, model[p.Y_STRIDE], codes,
+        num_tokens, layer[p.QKV], layer[p.QKV_COUNT], room.panel, after,
     )  # fmt: skip
     turn_and_store_heads(
         me.sync, me.num_threads, plan, w.floats, batch, cache, rows.wide, room.scratch, at
@@ -97,15 +95,16 @@ def _attention_block(
     quantise_attended(me.sync, model, layer, w.matrices, num_tokens, rows.y, codes)
     end_phase(me, p.NORM_PHASE, w.arena, after)
     _project(
-        me, p.OUTPUT_PHASE, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.OUTPUT], layer[p.OUTPUT_COUNT], room.panel, w.matrices[layer[p.FEED], p.PLACE],
+        me, p.OUTPUT_PHASE, rows.h, model[p.X_STRIDE], w, rows.y, model[p.Y_STRIDE], codes,
+        num_tokens, layer[p.OUTPUT], layer[p.OUTPUT_COUNT], room.panel,
+        w.matrices[layer[p.FEED], p.PLACE],
     )  # fmt: skip
 
 
 @kernel
 def _feed_forward_block(
-    me: Member, plan: Plan, w: Weights, num_tokens: int, rows: Rows, codes: Codes, panel: Floats,
-    at: int,
+    me: Member, plan: Plan, w: Weights, num_tokens: int, rows: Rows, codes: Codes, inner: Codes,
+    room: Room, at: int,
 ) -> None:  # fmt: skip
     """x += h; from ``x`` to ``h``: what layer ``at``'s feed-forward adds."""
     model, layer = plan.model, plan.layers[at]
@@ -113,23 +112,18 @@ def _feed_forward_block(
     following = model[p.HEAD] if is_last else plan.layers[at + 1, p.QKV]
     norm_for_feed(me.sync, plan, layer, w, num_tokens, rows, codes)
     end_phase(me, p.NORM_PHASE, w.arena, w.matrices[layer[p.FEED], p.PLACE])
-    after = w.matrices[layer[p.DOWN], p.PLACE]
+    feed(me.sync, plan, layer, w, num_tokens, rows, codes, inner, room)
+    end_phase(me, p.FEED_PHASE, w.arena, w.matrices[layer[p.DOWN], p.PLACE])
     _project(
-        me, p.FEED_PHASE, rows.wide, model[p.WIDE_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.FEED], layer[p.FEED_COUNT], panel, after,
-    )  # fmt: skip
-    activate(me.sync, model, layer, w.matrices, num_tokens, rows, codes)
-    end_phase(me, p.ACTIVATE_PHASE, w.arena, after)
-    _project(
-        me, p.DOWN_PHASE, rows.h, model[p.X_STRIDE], plan, w, rows.y, codes, num_tokens,
-        layer[p.DOWN], layer[p.DOWN_COUNT], panel, w.matrices[following, p.PLACE],
+        me, p.DOWN_PHASE, rows.h, model[p.X_STRIDE], w, rows.wide, model[p.WIDE_STRIDE], inner,
+        num_tokens, layer[p.DOWN], layer[p.DOWN_COUNT], room.panel, w.matrices[following, p.PLACE],
     )  # fmt: skip
 
 
 @kernel
 def forward(
     me: Member, plan: Plan, w: Weights, batch: Batch, cache: Cache, rows: Rows, codes: Codes,
-    room: Room, logits: Floats,
+    inner: Codes, room: Room, logits: Floats,
 ) -> None:  # fmt: skip
     """One step: from token ids to the wanted rows of logits; keys and values are stored."""
     model = plan.model
@@ -140,12 +134,12 @@ def forward(
     end_phase(me, p.EMBED_PHASE, w.arena, w.matrices[plan.layers[0, p.QKV], p.PLACE])
     for at in range(model[p.NUM_LAYERS]):
         _attention_block(me, plan, w, batch, cache, rows, codes, room, at)
-        _feed_forward_block(me, plan, w, batch.job[p.NUM_TOKENS], rows, codes, room.panel, at)
+        _feed_forward_block(me, plan, w, batch.job[p.NUM_TOKENS], rows, codes, inner, room, at)
     norm_for_head(me.sync, plan, w, batch, rows, codes)
     head = w.matrices[model[p.HEAD], p.PLACE]
     end_phase(me, p.NORM_PHASE, w.arena, head)
     _project(
-        me, p.HEAD_PHASE, logits, model[p.LOGITS_STRIDE], plan, w, rows.y, codes,
+        me, p.HEAD_PHASE, logits, model[p.LOGITS_STRIDE], w, rows.y, model[p.Y_STRIDE], codes,
         batch.job[p.NUM_ROWS], model[p.HEAD], model[p.HEAD_COUNT], room.panel, head,
     )  # fmt: skip
 
@@ -155,8 +149,9 @@ def enter(
     arena: Ints, floats: Floats, reals: Floats, keys: Ints, values: Ints, job: Ints, ids: Ints,
     positions: Ints, slots: Ints, starts: Ints, lens: Ints, tables: Ints, wanted: Ints, x: Floats,
     h: Floats, wide: Floats, y: Floats, codes: Ints, scales: Floats, sums: Floats,
-    half_sums: Floats, logits: Floats, items: Ints, parts: Floats, scratches: Floats,
-    panels: Floats, seens: Ints,
+    half_sums: Floats, inner_codes: Ints, inner_scales: Floats, inner_sums: Floats,
+    inner_half_sums: Floats, logits: Floats, items: Ints, parts: Floats, scratches: Floats,
+    panels: Floats, seens: Ints, spares: Ints,
 ) -> None:  # fmt: skip
     """Take part in a team: thread 0 does one job, the others all jobs until they are sent home.
 
@@ -185,7 +180,11 @@ def enter(
                 Batch(job, ids, positions, slots, starts, lens, tables, wanted),
                 Cache(keys, values),
                 Rows(x, h, wide, y), Codes(codes, scales, sums, half_sums),
-                Room(items, parts, scratches[thread], panels[thread], seens[thread]), logits,
+                Codes(inner_codes, inner_scales, inner_sums, inner_half_sums),
+                Room(
+                    items, parts, scratches[thread], panels[thread], seens[thread], spares[thread]
+                ),
+                logits,
             )  # fmt: skip
         done += 1
         if thread == 0:

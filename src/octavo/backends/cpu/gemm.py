@@ -127,6 +127,40 @@ def _add_bias(
 
 
 @kernel
+def multiply_chunk(
+    out: Floats,
+    out_at: int,
+    stride: int,
+    y: Floats,
+    y_stride: int,
+    x: Codes,
+    row: int,
+    stop: int,
+    w: Weights,
+    index: int,
+    chunk: int,
+    panel: Floats,
+) -> None:
+    """Multiply rows ``row`` to ``stop`` - 1 with 64 outputs of matrix ``index``.
+
+    Row m's go to ``out`` from m * ``stride`` + ``out_at`` on. ``y`` [., y_stride] are the rows in
+    float32, ``x`` the same rows quantised.
+    """
+    d = w.matrices[index]
+    block = chunk * (CHUNK // BLOCK)
+    if d[p.KIND] == p.U4:
+        _chunk_u4(out, out_at, stride, x, row, stop, w.arena, d, block)
+    elif d[p.KIND] == p.IQ4:
+        _chunk_iq4(out, out_at, stride, x, row, stop, w.arena, d, block)
+    elif d[p.KIND] == p.U8:
+        _chunk_u8(out, out_at, stride, x, row, stop, w.arena, d, block)
+    else:
+        _chunk_float(out, out_at, stride, y, y_stride, row, stop, w.arena, d, block, panel)
+    if d[p.BIAS] >= 0:
+        _add_bias(out, out_at, stride, row, stop, w.floats, d[p.BIAS] + chunk * CHUNK)
+
+
+@kernel
 def matmul(
     sync: Ints,
     out: Floats,
@@ -142,8 +176,7 @@ def matmul(
 ) -> None:
     """Multiply rows with the matrices ``first`` to ``first + count`` - 1: this thread's part.
 
-    An item is 64 outputs of up to 128 rows. ``y`` [., y_stride] are the rows in float32, ``x`` the
-    same rows quantised.
+    An item is 64 outputs of up to 128 rows.
     """
     panels = (num_rows + PANEL_ROWS - 1) // PANEL_ROWS
     item = claim(sync)
@@ -155,17 +188,7 @@ def matmul(
             row = (item - before) // chunks * PANEL_ROWS
             chunk = (item - before) % chunks
             stop = min(num_rows, row + PANEL_ROWS)
-            block = chunk * (CHUNK // BLOCK)
             out_at = d[p.OUT_AT] + chunk * CHUNK
-            if d[p.KIND] == p.U4:
-                _chunk_u4(out, out_at, stride, x, row, stop, w.arena, d, block)
-            elif d[p.KIND] == p.IQ4:
-                _chunk_iq4(out, out_at, stride, x, row, stop, w.arena, d, block)
-            elif d[p.KIND] == p.U8:
-                _chunk_u8(out, out_at, stride, x, row, stop, w.arena, d, block)
-            else:
-                _chunk_float(out, out_at, stride, y, y_stride, row, stop, w.arena, d, block, panel)
-            if d[p.BIAS] >= 0:
-                _add_bias(out, out_at, stride, row, stop, w.floats, d[p.BIAS] + chunk * CHUNK)
+            multiply_chunk(out, out_at, stride, y, y_stride, x, row, stop, w, index, chunk, panel)
             item = claim(sync)
         before += panels * chunks

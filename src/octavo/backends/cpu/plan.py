@@ -30,7 +30,7 @@ from __future__ import annotations
     OUT_NORM_BIAS,
     X_STRIDE,  # floats of a row: of the residual stream,
     Y_STRIDE,  # of what a matrix product reads,
-    WIDE_STRIDE,  # of what one writes inside a layer,
+    WIDE_STRIDE,  # of q, k, v, and of what the last product of a layer reads,
     LOGITS_STRIDE,  # and of the logits
 ) = range(23)
 MODEL_SIZE = 23
@@ -108,10 +108,9 @@ U4, IQ4, U8, F16, BF16, F32 = range(6)
     MERGE_PHASE,
     OUTPUT_PHASE,
     FEED_PHASE,
-    ACTIVATE_PHASE,
     DOWN_PHASE,
     HEAD_PHASE,
-) = range(11)
+) = range(10)
 PHASES = (
     "embed",
     "norm",
@@ -121,7 +120,6 @@ PHASES = (
     "merge",
     "output",
     "feed",
-    "activate",
     "down",
     "head",
 )

@@ -13,7 +13,6 @@ from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.elementwise import (
     add_row,
     embed_row,
-    gate_row,
     layer_norm_row,
     quantise_row,
     rms_norm_row,
@@ -229,24 +228,6 @@ def norm_for_feed(
                 plan, w, rows, codes, m, first, layer[p.FFN_NORM], layer[p.FFN_NORM_BIAS],
                 layer[p.FEED], layer[p.FEED_COUNT],
             )  # fmt: skip
-        first = claim(sync) * ROWS_PER_ITEM
-
-
-@kernel
-def activate(
-    sync: Ints, model: Ints, layer: Ints, matrices: Ints, num_tokens: int, rows: Rows, codes: Codes
-) -> None:
-    """The activation of gate, times up; quantise."""
-    size = matrices[layer[p.DOWN], p.COLUMNS]
-    first = claim(sync) * ROWS_PER_ITEM
-    while first < num_tokens:
-        for m in range(first, min(first + ROWS_PER_ITEM, num_tokens)):
-            row = m * model[p.WIDE_STRIDE]
-            gate, up = row if model[p.GATED] != 0 else -1, row + model[p.UP_AT]
-            row_of_y = _float_row(matrices, layer[p.DOWN], layer[p.DOWN_COUNT], m, first)
-            y_at = row_of_y * model[p.Y_STRIDE]
-            gate_row(rows.wide, gate, up, rows.y, y_at, size, model[p.ACTIVATION])
-            _quantise(matrices, layer[p.DOWN], layer[p.DOWN_COUNT], rows.y, y_at, m, codes)
         first = claim(sync) * ROWS_PER_ITEM
 
 

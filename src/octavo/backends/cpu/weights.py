@@ -87,9 +87,9 @@ class _Packer:
         row[p.ACTIVATION] = {"silu": SILU, "gelu_tanh": GELU_TANH}[spec.activation]
         row[p.POST_NORMS] = spec.post_norms
         row[p.X_STRIDE] = hidden
-        row[p.Y_STRIDE] = max(hidden, inner, padded(q_size, _UNIT))
+        row[p.Y_STRIDE] = max(hidden, padded(q_size, _UNIT))
         qkv_size = int(row[p.V_AT]) + padded(kv_size, _UNIT)
-        row[p.WIDE_STRIDE] = max(qkv_size, int(row[p.UP_AT]) + inner, hidden)
+        row[p.WIDE_STRIDE] = max(qkv_size, inner, hidden)
         row[p.LOGITS_STRIDE] = padded(spec.vocab_size, _UNIT)
         row[p.EMBEDDING], _ = self._matrices([("token_embd", False)])
         row[p.HEAD], row[p.HEAD_COUNT] = row[p.EMBEDDING], 1

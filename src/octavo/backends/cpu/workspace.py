@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import MAX_ROWS, SEGMENT, scratch_size, state_size
+from octavo.backends.cpu.feed_phase import SCRATCH_SIZE, SPARE_SIZE
 from octavo.backends.cpu.packing import aligned, padded
 from octavo.backends.cpu.team import new_sync
 from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK, K_CHUNK
@@ -97,12 +98,17 @@ class Workspace:
     scales: Array  # [tokens, K / 32]
     sums: Array  # [tokens, K / 32]
     half_sums: Array  # [tokens, K / 16]
+    inner_codes: NDArray[np.int8]  # the same of what the last product of a layer reads
+    inner_scales: Array
+    inner_sums: Array
+    inner_half_sums: Array
     logits: Array  # [rows, LOGITS_STRIDE]
     items: Ints64  # [items, ITEM_SIZE]
     parts: Array
     scratches: Array  # [num_threads, .]
     panels: Array  # [num_threads, 4 * K_CHUNK * 16]
     seens: Ints64  # [num_threads, 2 * MAX_ROWS]
+    spares: NDArray[np.int8]  # [num_threads, SPARE_SIZE]
     stride: int
     """Of a row of logits."""
 
@@ -121,6 +127,8 @@ class Workspace:
         tokens = padded(size.tokens, 8) + BIG_ROWS
         rows = padded(size.rows, 8) + BIG_ROWS
         y_stride, head_dim = int(model[p.Y_STRIDE]), int(model[p.HEAD_DIM])
+        inner = padded(int(model[p.INNER]), 64)
+        scratch = padded(max(scratch_size(head_dim), SCRATCH_SIZE), 64)
         group = int(model[p.HEADS] // model[p.KV_HEADS])
         # Segments become items of their own only while there are few tiles (`_plan_attention`).
         num_parts = (4 * num_threads + 1) * size.segments
@@ -151,12 +159,17 @@ class Workspace:
             scales=room(tokens, y_stride // 32),
             sums=room(tokens, y_stride // 32),
             half_sums=room(tokens, y_stride // 16),
+            inner_codes=aligned(tokens * inner, np.int8),
+            inner_scales=room(tokens, inner // 32),
+            inner_sums=room(tokens, inner // 32),
+            inner_half_sums=room(tokens, inner // 16),
             logits=room(rows, model[p.LOGITS_STRIDE]),
             items=np.zeros((num_items, p.ITEM_SIZE), np.int64),
             parts=room(num_parts * int(model[p.KV_HEADS]), state_size(head_dim)),
-            scratches=aligned((num_threads, padded(scratch_size(head_dim), 64)), np.float32),
+            scratches=aligned((num_threads, scratch), np.float32),
             panels=aligned((num_threads, CHUNK * K_CHUNK), np.float32),
             seens=np.zeros((num_threads, 2 * MAX_ROWS + 8), np.int64),
+            spares=aligned((num_threads, SPARE_SIZE), np.int8),
             stride=int(model[p.LOGITS_STRIDE]),
         )
 
