@@ -92,11 +92,7 @@ class KernelBench:
             yield KernelResult("attention", f"context {context}", num_tokens, total, work)
 
     def _seconds(self, num_tokens: int, context: int) -> dict[str, float]:
-        """Return each phase's seconds in the best of some steps of a sequence's last tokens.
-
-        Not each phase's own best: where the first thread is held up at a barrier while others are
-        in the next phase already, that phase seems to take no time.
-        """
+        """Return each phase's seconds in the quickest of some steps of a sequence's last tokens."""
         batch = self._batch(num_tokens, context)
         self._backend.execute(batch)  # warm
         steps = []

@@ -39,9 +39,10 @@ ARRIVED, GENERATION, SLEEPERS, NEXT_ITEM, JOB, JOB_SLEEPERS, QUIT, CLAMPED = (
     i * _APART for i in range(8)
 )
 TICKS = 8 * _APART
-"""For each phase two numbers: thread 0's own work, and its waiting for the others afterwards."""
+"""For each phase two numbers: thread 0's own work, and the rest of the time that the phase took."""
 NUM_TICKS = 2 * len(p.PHASES)
-_MARK = TICKS + NUM_TICKS  # the clock when thread 0 last left a barrier
+_MARK = TICKS + NUM_TICKS  # two of the clock: thread 0 left the last barrier; all had come to it
+_COMPLETE = GENERATION + 1  # the clock when all had come to the last barrier
 SYNC_SIZE = _MARK + _APART
 
 SPINS = 500
@@ -204,16 +205,24 @@ def _change(sync: Any, index: int, sleepers: int) -> None:
         _syscall(_FUTEX, _address(sync, index), _WAKE_PRIVATE, _EVERYONE, 0, 0, 0)
 
 
+@emit(types.int64)
+def _clock(builder):
+    # rdtsc; on ARM CNTVCT_EL0. Both run evenly. LLVM puts 0 where a CPU has no such counter.
+    return call(builder, "llvm.readcyclecounter", ir.IntType(64))
+
+
 @kernel
 def barrier(sync: Any, num_threads: int) -> None:
     """Wait until every thread is here; the next phase's items count from 0."""
     if num_threads == 1:
         sync[NEXT_ITEM] = 0
+        sync[_COMPLETE] = _clock()
         return
     generation = atomic_load(sync, GENERATION)
     if atomic_add(sync, ARRIVED, 1) + 1 == num_threads:
         atomic_store(sync, ARRIVED, 0)
         atomic_store(sync, NEXT_ITEM, 0)
+        sync[_COMPLETE] = _clock()
         _change(sync, GENERATION, SLEEPERS)
     else:
         _wait_for_change(sync, GENERATION, generation, SLEEPERS)
@@ -228,31 +237,30 @@ def claim(sync: Any) -> Any:
 # -- where the time goes --------------------------------------------------------------------------
 
 
-@emit(types.int64)
-def _clock(builder):
-    # rdtsc; on ARM CNTVCT_EL0. Both run evenly. LLVM puts 0 where a CPU has no such counter.
-    return call(builder, "llvm.readcyclecounter", ir.IntType(64))
-
-
 @kernel
 def begin_phases(me: Member) -> None:
     """Start the clock of a step's first phase."""
     if me.thread == 0:
-        me.sync[_MARK] = _clock()
+        me.sync[_MARK] = me.sync[_MARK + 1] = _clock()
 
 
 @kernel
 def end_phase(me: Member, phase: int) -> None:
-    """Wait as `barrier` does; thread 0 counts what it did since the last end, and the waiting."""
+    """Wait as `barrier` does; thread 0 counts its work since the last end, and the rest as waiting.
+
+    A phase lasts from one barrier's completion to the next one's. Thread 0 may wake up when others
+    are well in the next phase: that is waiting of the next phase.
+    """
     if me.thread != 0:
         barrier(me.sync, me.num_threads)
         return
-    done = _clock()
+    work = _clock() - me.sync[_MARK]
     barrier(me.sync, me.num_threads)
-    left = _clock()
-    me.sync[TICKS + 2 * phase] += done - me.sync[_MARK]
-    me.sync[TICKS + 2 * phase + 1] += left - done
-    me.sync[_MARK] = left
+    complete = me.sync[_COMPLETE]
+    me.sync[TICKS + 2 * phase] += work
+    me.sync[TICKS + 2 * phase + 1] += complete - me.sync[_MARK + 1] - work
+    me.sync[_MARK] = _clock()
+    me.sync[_MARK + 1] = complete
 
 
 # -- a step is handed over ------------------------------------------------------------------------
