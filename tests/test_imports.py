@@ -22,9 +22,10 @@ LAYERS = (
     ("engine.scheduler",),
     ("model",),
     ("backends",),
-    ("engine.batch", "engine.memory"),
+    ("engine.batch", "engine.memory", "engine.timing"),
     ("engine.core",),
     ("engine.outputs", "engine.build", "engine.llm"),
+    ("bench",),
     ("", "cli"),
 )
 NO_ARRAYS = ("cache", "engine.request", "engine.scheduler", "config", "errors", "sampling.params")

@@ -6,6 +6,8 @@ import typer
 
 from octavo import __version__
 from octavo.cli.batch import batch
+from octavo.cli.bench import latency, throughput
+from octavo.cli.bench_kernels import kernels
 from octavo.cli.chat import chat
 from octavo.cli.demo import ManyValuesCommand, demo
 from octavo.cli.eval import perplexity
@@ -34,6 +36,12 @@ for _command in (pull, models, inspect, simulate, selftest):
 _eval = typer.Typer(help="Measure how well a model does.", no_args_is_help=True)
 _eval.command("perplexity")(guarded(perplexity))
 app.add_typer(_eval, name="eval")
+_bench = typer.Typer(
+    help="Measure how fast it is, and how near to the machine's limits.", no_args_is_help=True
+)
+for _command in (latency, throughput, kernels):
+    _bench.command(_command.__name__)(guarded(_command))
+app.add_typer(_bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

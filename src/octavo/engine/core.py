@@ -6,6 +6,7 @@ Knows token ids only: text, templates and stop strings are the front's.
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from octavo.engine.batch import build_batch
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.scheduler import SampledTokens, Scheduler
+from octavo.engine.timing import StepSeconds
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.sampling.rng import derive_seed
 from octavo.sampling.sampler import Sampler, SamplingRow
@@ -60,6 +62,8 @@ class EngineCore:
         )
         self.sampler = Sampler(arithmetic)
         self.num_steps = 0
+        self.seconds = StepSeconds()
+        """What each part of the steps has taken so far."""
         self._num_arrivals = 0
         self._draw_rows: dict[Request, SamplingRow] = {}
 
@@ -168,15 +172,27 @@ class EngineCore:
 
         Each got one token at most. Choices that were just forked are among them.
         """
+        begin = perf_counter()
         output = self.scheduler.schedule()
         if not output.num_scheduled_tokens:
             assert not self.has_requests, "requests wait and none was scheduled"
             return []
         self.num_steps += 1
+        scheduled = perf_counter()
         batch, rows = build_batch(output.num_scheduled_tokens, self.cache.block_size)
+        built = perf_counter()
         self.backend.copy_blocks(output.block_copies)
         logits = self.backend.execute(batch)
-        touched = self.scheduler.update_from_output(output, self._sample(logits, rows))
+        executed = perf_counter()
+        sampled_tokens = self._sample(logits, rows)
+        sampled = perf_counter()
+        touched = self.scheduler.update_from_output(output, sampled_tokens)
+        seconds = self.seconds
+        seconds.schedule += scheduled - begin
+        seconds.build_batch += built - scheduled
+        seconds.forward += executed - built
+        seconds.sample += sampled - executed
+        seconds.update += perf_counter() - sampled
         for request in touched:
             if request.is_finished:
                 self._draw_rows.pop(request, None)

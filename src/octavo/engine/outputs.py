@@ -6,6 +6,7 @@ Knows no batch and no cache. A stop string is found here, in text, and ends the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from octavo.engine.request import FinishReason, Request
@@ -116,6 +117,8 @@ class OutputProcessor:
         self._finish = finish
         self._outputs: dict[str, RequestOutput] = {}
         self._choices: dict[tuple[str, int], _Choice] = {}
+        self.seconds = 0.0
+        """What `process` has taken so far: detokenising, stop strings, logprobs by name."""
 
     def add(self, request: Request, prompt: str | None = None) -> RequestOutput:
         """Follow ``request`` from now on; returns its output, which grows with every step."""
@@ -136,6 +139,7 @@ class OutputProcessor:
 
     def process(self, touched: Iterable[Request]) -> None:
         """Take in what a step brought: the outputs of the requests concerned grow."""
+        begin = perf_counter()
         for request in touched:
             output = self._outputs.get(request.request_id)
             if output is None:
@@ -152,6 +156,7 @@ class OutputProcessor:
                         other.finish_reason = choice.output.finish_reason
             if output.finished:
                 del self._outputs[request.request_id]
+        self.seconds += perf_counter() - begin
 
     def discard(self, request_id: str) -> None:
         """Stop following a request."""

@@ -17,7 +17,7 @@ class PhaseSeconds(NamedTuple):
 
     work: float
     waiting: float
-    """At the phase's end, for the other threads."""
+    """For the other threads at the phase's end, and to wake up at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Counters:
     """Sums over forward passes and choices of tokens."""
 
     ticks: NDArray[np.int64]
-    """[num_phases, 2]: of thread 0's own work, and of its waiting afterwards."""
+    """[num_phases, 2]: of thread 0's own work, and of its waiting."""
     forward_seconds: float
     """Of the calls of the compiled function."""
     sampling_seconds: float

@@ -40,9 +40,10 @@ ARRIVED, GENERATION, SLEEPERS, NEXT_ITEM, JOB, JOB_SLEEPERS, QUIT, CLAMPED = (
     i * _APART for i in range(8)
 )
 TICKS = 8 * _APART
-"""For each phase two numbers: thread 0's own work, and its waiting for the others afterwards."""
+"""For each phase two numbers: thread 0's own work, and the rest of the time that the phase took."""
 NUM_TICKS = 2 * len(p.PHASES)
-_MARK = TICKS + NUM_TICKS  # the clock when thread 0 last left a barrier
+_MARK = TICKS + NUM_TICKS  # two of the clock: thread 0 left the last barrier; all had come to it
+_COMPLETE = GENERATION + 1  # the clock when all had come to the last barrier
 SYNC_SIZE = _MARK + _APART
 
 SPINS = 500
@@ -210,6 +211,12 @@ def _change(sync: Any, index: int, sleepers: int) -> None:
         _syscall(_FUTEX, _address(sync, index), _WAKE_PRIVATE, _EVERYONE, 0, 0, 0)
 
 
+@emit(types.int64)
+def _clock(builder):
+    # rdtsc; on ARM CNTVCT_EL0. Both run evenly. LLVM puts 0 where a CPU has no such counter.
+    return call(builder, "llvm.readcyclecounter", ir.IntType(64))
+
+
 @kernel
 def _arrive(sync: Any, num_threads: int) -> Any:
     """Say that this thread is here; return whether it is the last, and has let the others go."""
@@ -217,6 +224,7 @@ def _arrive(sync: Any, num_threads: int) -> Any:
         return False
     atomic_store(sync, ARRIVED, 0)
     atomic_store(sync, NEXT_ITEM, 0)
+    sync[_COMPLETE] = _clock()
     _change(sync, GENERATION, SLEEPERS)
     return True
 
@@ -254,34 +262,31 @@ def claim(sync: Any) -> Any:
 # -- where the time goes --------------------------------------------------------------------------
 
 
-@emit(types.int64)
-def _clock(builder):
-    # rdtsc; on ARM CNTVCT_EL0. Both run evenly. LLVM puts 0 where a CPU has no such counter.
-    return call(builder, "llvm.readcyclecounter", ir.IntType(64))
-
-
 @kernel
 def begin_phases(me: Member) -> None:
     """Start the clock of a step's first phase."""
     if me.thread == 0:
-        me.sync[_MARK] = _clock()
+        me.sync[_MARK] = me.sync[_MARK + 1] = _clock()
 
 
 @kernel
 def end_phase(me: Member, phase: int, arena: Ints, ahead: int) -> None:
-    """Wait as `barrier_fetching` does.
+    """Wait as `barrier_fetching` does; thread 0 counts its work since the last end, and the rest as
+    waiting.
 
-    Thread 0 counts what it did since the last end, and how long it waited.
+    A phase lasts from one barrier's completion to the next one's. Thread 0 may wake up when others
+    are well in the next phase: that is waiting of the next phase.
     """
     if me.thread != 0:
         barrier_fetching(me.sync, me.num_threads, arena, ahead)
         return
-    done = _clock()
+    work = _clock() - me.sync[_MARK]
     barrier_fetching(me.sync, me.num_threads, arena, ahead)
-    left = _clock()
-    me.sync[TICKS + 2 * phase] += done - me.sync[_MARK]
-    me.sync[TICKS + 2 * phase + 1] += left - done
-    me.sync[_MARK] = left
+    complete = me.sync[_COMPLETE]
+    me.sync[TICKS + 2 * phase] += work
+    me.sync[TICKS + 2 * phase + 1] += complete - me.sync[_MARK + 1] - work
+    me.sync[_MARK] = _clock()
+    me.sync[_MARK + 1] = complete
 
 
 # -- a step is handed over ------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""How fast it is, and how near to what the machine can do at all."""
