@@ -19,10 +19,9 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines import (
     HERE,
@@ -34,11 +33,13 @@ from engines import (
     probe,
     requantize,
 )
-from workload import WORKS, Work
-
 from octavo.errors import OctavoError
 from octavo.model.files.gguf import GGUFFile
 from octavo.model.store import ensure_model, octavo_home
+from workload import WORKS, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 ENGINES = {
     "octavo": "Octavo on the model's file",
@@ -171,7 +172,6 @@ def make_runners(
         requantize(programs, env, model, copy)
 
     peer_env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    own_env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path[1:]))}
     vocab_size = len(file.metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
     runners: list[Runner] = []
     for name in args.engines:
@@ -203,7 +203,7 @@ def make_runners(
                     args.threads,
                     vocab_size,
                     args.timeout,
-                    own_env if own else peer_env,
+                    os.environ if own else peer_env,
                 )
             )
     return runners

@@ -80,8 +80,8 @@ class OpenVINO:
         else:
             scheduler = genai.SchedulerConfig()
             scheduler.max_num_batched_tokens = self.max_batched_tokens
-            scheduler.max_num_seqs = work.num_prompts
-            scheduler.cache_size = 2  # GB
+            scheduler.max_num_seqs = 256
+            scheduler.cache_size = 1  # GB
             scheduler.enable_prefix_caching = False
             self.pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
