@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Test modules are not a package; this lets them say `from tiny_model import tiny_model`.
+# Neither test modules nor benchmarks are a package; this lets tests import both by name.
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from octavo.model.store import find_model, octavo_home
