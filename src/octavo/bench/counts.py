@@ -49,7 +49,7 @@ class ModelWork:
         spec = backend.spec
         self._packed = packed = backend.packed
         # Matrices lie one after another in the arena, each with its scales behind it.
-        self._sizes = np.diff(np.append(packed.matrices[:, p.CODES], packed.arena.size))
+        self._sizes = np.diff(np.append(packed.matrices[:, p.PLACE], packed.arena.size))
         self._kv_bytes = 2 * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE  # a layer's token
         self._attended = 4 * spec.num_heads * spec.head_dim
         self._windows = Counter(layer.window for layer in spec.layers)

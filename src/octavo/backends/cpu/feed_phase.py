@@ -91,11 +91,16 @@ def _quantise_columns(
     sums, half_sums = scales[_NUMBERS:], scales[2 * _NUMBERS :]
     quantise_row(scratch, 0, (stop - row) * CHUNK, spare, 0, scales, sums, half_sums, 0)
     for m in range(row, stop):
-        for g in range(size // GROUP_SIZE):
-            source = (m - row) * _GROUPS + g
-            target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE + g
-            for i in range(GROUP_SIZE):
+        source = (m - row) * _GROUPS
+        target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE
+        if size == CHUNK:
+            # 64 bytes at once; what they mean is all the same to a load and a store.
+            codes = load_f32(spare, source * GROUP_SIZE)
+            store_f32(inner.codes, target * GROUP_SIZE, codes)
+        else:
+            for i in range(size):
                 inner.codes[target * GROUP_SIZE + i] = spare[source * GROUP_SIZE + i]
-            inner.scales[target], inner.sums[target] = scales[source], sums[source]
-            inner.half_sums[2 * target] = half_sums[2 * source]
-            inner.half_sums[2 * target + 1] = half_sums[2 * source + 1]
+        for g in range(size // GROUP_SIZE):
+            inner.scales[target + g], inner.sums[target + g] = scales[source + g], sums[source + g]
+        for h in range(size // GROUP_SIZE * 2):
+            inner.half_sums[2 * target + h] = half_sums[2 * source + h]
