@@ -161,12 +161,7 @@ def test_the_nucleus_is_the_least_that_reaches_its_goal(weights: list[float], go
 def test_the_drawn_token_follows_from_seed_choice_and_position():
     logits = np.zeros(1000, dtype=np.float32)
     for seed, choice, output in [(5, 0, []), (5, 1, []), (2**64 - 1, 3, [4, 4])]:
-        number = rng.uniform(
-            np.array([seed], dtype=np.uint64),
-            np.array([choice], dtype=np.uint32),
-            np.array([2 + len(output)], dtype=np.uint64),
-            rng.DRAW,
-        )[0]
+        number = rng.uniform(seed, choice, 2 + len(output), rng.DRAW)
         row = make_row(seed, choice, output=output)
         assert row.position == 2 + len(output)
         assert sample(logits, row).token_ids == [int(number * 1000)]

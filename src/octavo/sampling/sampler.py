@@ -207,12 +207,7 @@ def _numbers(rows: Sequence[SamplingRow]) -> NDArray[np.float64]:
     """Return the random number of each row's draw, 0 where every row is greedy."""
     if all(row.params.greedy for row in rows):
         return np.zeros(len(rows))
-    return rng.uniform(
-        np.array([row.seed for row in rows], dtype=np.uint64),
-        np.array([row.choice for row in rows], dtype=np.uint32),
-        np.array([row.position for row in rows], dtype=np.uint64),
-        rng.DRAW,
-    )
+    return np.array([rng.uniform(row.seed, row.choice, row.position, rng.DRAW) for row in rows])
 
 
 def _logprobs(raw: NDArray[np.float32], row: SamplingRow, token_id: int) -> TokenLogprobs | None:

@@ -1,7 +1,7 @@
 """CpuRows: lays out a step's rows for the sampling kernels, and reads what they chose.
 
-It gives `NumpyRows`' bits. All arrays of a call live as long as the call, but for the threads' own
-room, which is kept.
+It gives `NumpyRows`' bits. The arrays of a call are kept for the next one, and their addresses with
+them: for one row, to make them anew took longer than to choose.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _NO_TEMPERATURE: Final = 1e30
 """`logits.below_max` takes no higher one."""
 
 
+_NO_IDS: Final = np.zeros(1, np.int32)
+_NO_AMOUNTS: Final = np.zeros(1, np.float32)
+
+
 class _Lists:
     """Lists of token ids, one behind another, and beside each id an amount."""
 
@@ -47,14 +51,30 @@ class _Lists:
 
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the ids and the amounts, one array each, never empty."""
-        ids, amounts = np.zeros(max(1, self.size), np.int32), np.zeros(1, np.float32)
-        if self._ids:
-            np.concatenate(self._ids, out=ids[: self.size])
+        if not self.size:
+            return _NO_IDS, _NO_AMOUNTS
+        ids, amounts = np.concatenate(self._ids), _NO_AMOUNTS
         if self._amounts:
             amounts = np.zeros(self.size, np.float32)
             for start, values in self._amounts:
                 amounts[start : start + len(values)] = values
         return ids, amounts
+
+
+class _Tables:
+    """What the kernels read and write of each row, for up to ``num_rows`` rows."""
+
+    def __init__(self, num_rows: int, most: int) -> None:
+        self.rows = np.zeros((num_rows, s.ROW_SIZE), np.int64)
+        self.reals = np.zeros((num_rows, s.REAL_SIZE), np.float64)
+        self.top_ids = np.zeros(num_rows * most, np.int32)
+        self.top_values = np.zeros(num_rows * most, np.float32)
+
+    def of(self, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the integers and the reals of so many rows, all 0."""
+        rows, reals = self.rows[:num_rows], self.reals[:num_rows]
+        rows[:], reals[:] = 0, 0.0
+        return rows, reals
 
 
 class CpuRows:
@@ -64,6 +84,8 @@ class CpuRows:
         self._backend = backend
         self._room = 0
         self._own: tuple[NDArray[Any], ...] = ()
+        self._task = np.zeros(s.TASK_SIZE, np.int64)
+        self._keep(_Tables(1, 1))
 
     def choose(
         self,
@@ -72,12 +94,13 @@ class CpuRows:
         numbers: NDArray[np.float64],
     ) -> SamplerOutput:
         """See `RowArithmetic`."""
-        table, reals, lists = _tables(len(rows))
+        table, reals = self._tables_for(len(rows)).of(len(rows))
+        lists = _Lists()
         table[:, s.IS_PLAIN] = 1
         for i, row in enumerate(rows):
             _lay_out(row, table[i], reals[i], lists)
         reals[:, s.NUMBER] = numbers
-        tops = self._run(logits, table, reals, lists)
+        tops = self._run(logits, table, lists)
         errors = row_faults(reals[:, s.LARGEST].tolist())
         token_ids: list[int] = table[:, s.TOKEN].tolist()
         for i, token_id in enumerate(token_ids):
@@ -92,19 +115,17 @@ class CpuRows:
         if not len(logits):
             return []
         assert len(token_ids) == len(logits)
+        # The kernels check nothing.
         assert min(token_ids) >= 0
-        table, reals, lists = _tables(len(logits))
+        assert max(token_ids) < logits.shape[1]
+        table, reals = self._tables_for(len(logits)).of(len(logits))
         table[:, s.MODE] = s.SCORED
         table[:, s.TOKEN] = token_ids
         table[:, s.NUM_TOP] = 1 + num_top
-        return _logprobs(table, reals, *self._run(logits, table, reals, lists))
+        return _logprobs(table, reals, *self._run(logits, table, _Lists()))
 
     def _run(
-        self,
-        logits: NDArray[np.float32],
-        table: NDArray[np.int64],
-        reals: NDArray[np.float64],
-        lists: _Lists,
+        self, logits: NDArray[np.float32], table: NDArray[np.int64], lists: _Lists
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Let the team work; return the likeliest ids and their logits, [rows, most]."""
         num_rows, vocab_size = logits.shape
@@ -113,36 +134,48 @@ class CpuRows:
         stride = logits.strides[0] // 4
         if stride < vocab_size:
             logits, stride = np.ascontiguousarray(logits), vocab_size
-        np.minimum(table[:, s.NUM_TOP], 1 + vocab_size, out=table[:, s.NUM_TOP])
-        most = max(1, int(table[:, s.NUM_TOP].max()) - 1)
-        top_ids = np.zeros((num_rows, most), np.int32)
-        top_values = np.zeros((num_rows, most), np.float32)
+        counts = table[:, s.NUM_TOP]
+        np.minimum(counts, 1 + vocab_size, out=counts)
+        most = max(1, int(counts.max()) - 1)
+        top_ids, top_values = self._tops_for(num_rows * most)
         ids, amounts = lists.arrays()
-        # The kernels check nothing.
         assert ids.min() >= 0
-        assert max(ids.max(), table[:, s.TOKEN].max()) < vocab_size
-        values, sums, counts = self._room_for(vocab_size)
-        task = np.zeros(s.TASK_SIZE, np.int64)
+        assert ids.max() < vocab_size
+        self._room_for(vocab_size)
+        task = self._task
         task[s.NUM_ROWS], task[s.VOCAB_SIZE], task[s.STRIDE] = num_rows, vocab_size, stride
-        task[s.LISTS_SIZE], task[s.MOST], task[s.ROOM] = len(ids), most, self._room
-        for place, array in (
-            (s.LOGITS, logits),
-            (s.ROWS, table),
-            (s.REALS, reals),
-            (s.LISTS, ids),
-            (s.AMOUNTS, amounts),
-            (s.TOP_IDS, top_ids),
-            (s.TOP_VALUES, top_values),
-            (s.VALUES, values),
-            (s.SUMS, sums),
-            (s.COUNTS, counts),
-        ):
-            task[place] = array.ctypes.data
+        task[s.LISTS_SIZE], task[s.MOST] = len(ids), most
+        task[s.LOGITS] = logits.ctypes.data
+        task[s.LISTS], task[s.AMOUNTS] = ids.ctypes.data, amounts.ctypes.data
         self._backend.sample(task)
-        return top_ids, top_values
+        shape, size = (num_rows, most), num_rows * most
+        return top_ids[:size].reshape(shape), top_values[:size].reshape(shape)
 
-    def _room_for(self, vocab_size: int) -> tuple[NDArray[Any], ...]:
-        """Return the threads' own room."""
+    def _tables_for(self, num_rows: int) -> _Tables:
+        if num_rows > len(self._tables.rows):
+            self._keep(_Tables(1 << (num_rows - 1).bit_length(), 1))
+        return self._tables
+
+    def _tops_for(self, size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        if size > self._tables.top_ids.size:
+            self._tables.top_ids = np.zeros(size, np.int32)
+            self._tables.top_values = np.zeros(size, np.float32)
+            self._keep(self._tables)
+        return self._tables.top_ids, self._tables.top_values
+
+    def _keep(self, tables: _Tables) -> None:
+        """Use these from now on; the task knows their addresses."""
+        self._tables = tables
+        for place, array in (
+            (s.ROWS, tables.rows),
+            (s.REALS, tables.reals),
+            (s.TOP_IDS, tables.top_ids),
+            (s.TOP_VALUES, tables.top_values),
+        ):
+            self._task[place] = array.ctypes.data
+
+    def _room_for(self, vocab_size: int) -> None:
+        """Have room for each thread's own work; the task knows its addresses."""
         room, threads = padded(vocab_size, CHUNK), self._backend.num_threads
         if room != self._room:
             self._room = room
@@ -151,15 +184,9 @@ class CpuRows:
                 np.zeros((threads, s.sums_size(room)), np.float64),
                 np.zeros((threads, room), np.int32),
             )
-        return self._own
-
-
-def _tables(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.float64], _Lists]:
-    return (
-        np.zeros((num_rows, s.ROW_SIZE), np.int64),
-        np.zeros((num_rows, s.REAL_SIZE), np.float64),
-        _Lists(),
-    )
+            self._task[s.ROOM] = room
+            for place, array in zip((s.VALUES, s.SUMS, s.COUNTS), self._own, strict=True):
+                self._task[place] = array.ctypes.data
 
 
 def _lay_out(
