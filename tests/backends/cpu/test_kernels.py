@@ -13,7 +13,7 @@ from octavo.backends.cpu.attention import MAX_ROWS
 from octavo.backends.cpu.formats import FORMATS, ROUNDED, blocks_of
 from octavo.backends.cpu.packing import WeightPlan, aligned, padded
 from octavo.backends.cpu.team import CLAMPED, new_sync
-from octavo.backends.cpu.tiles import CHUNK, K_CHUNK
+from octavo.backends.cpu.tiles import CHUNK, K_CHUNK, codes_stride
 from octavo.errors import ConfigError
 from octavo.model.files.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType
 
@@ -201,6 +201,9 @@ def multiply(
     rows = np.zeros((num_rows, padded(x.shape[1], 32)), F)
     rows[: len(x), : x.shape[1]] = x
     codes, scales, sums, half = twins.quantise(rows)
+    codes = np.pad(codes.reshape(num_rows, -1), ((0, 0), (0, 64)))[
+        :, : codes_stride.py_func(rows.shape[1])
+    ]
     out = aligned(num_rows * room, F)
     panel = aligned(CHUNK * K_CHUNK, F)
     drivers.call(

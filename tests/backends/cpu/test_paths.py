@@ -57,7 +57,7 @@ def product(out, codes, scales, sums, arena, d):
 def attend(q, keys, values, tables, limit, low, s, state):
     tile = attention.Tile(q, s, limit, low, state, state)
     blocks = attention.Blocks(keys, values, 0, tables, 0)
-    attention.segment_d(tile, blocks, 64, 0, 512, state, 0)
+    attention.segment_many(tile, blocks, 64, 0, 512, state, 0)
 
 floats, i64, i32 = numba.float32[::1], numba.int64[::1], numba.int32[::1]
 u16, u8, i8 = numba.uint16[::1], numba.uint8[::1], numba.int8[::1]

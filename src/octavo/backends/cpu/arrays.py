@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 class Codes(NamedTuple):
     """The rows of `Rows.y`, quantised (`elementwise.quantise_row`)."""
 
-    codes: Ints  # [., K]
+    codes: Ints  # [., codes_stride(K)]
     scales: Floats  # [., K / 32]
     sums: Floats  # [., K / 32]
     half_sums: Floats  # [., K / 16]

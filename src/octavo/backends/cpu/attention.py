@@ -49,13 +49,15 @@ if TYPE_CHECKING:
 
 SEGMENT, CHUNK, BLOCK = 512, 64, 16
 
-TILE_ROWS = (1, 4, 8, 12) if HAS_AVX512 else (1, 2, 4, 6)
-"""The numbers of rows for which there is a tile; a tile with fewer repeats its last row."""
+TILE_ROWS = (4, 12) if HAS_AVX512 else (2, 6)
+"""The numbers of rows for which there is a tile; a tile with fewer repeats its last row.
+
+The first is decoding's, which waits for memory whatever it computes; each further one would be two
+more seconds of compiling.
+"""
 MAX_ROWS = TILE_ROWS[-1]
-ABREAST = (4, 4, 2, 2) if HAS_AVX512 else (2, 2, 1, 1)
+ABREAST = (4, 2) if HAS_AVX512 else (2, 1)
 """What `make_segment` is told for each of them: all sums lie in registers."""
-FETCHING_ROWS = TILE_ROWS[1]
-"""Tiles of no more rows ask for what comes next: as decoding does, they wait for memory."""
 
 _NOTHING, _ZERO, _ONE = np.float32(-1e30), np.float32(0), np.float32(1)
 
@@ -106,7 +108,7 @@ def make_segment(rows: int, abreast: int) -> Any:
 
     ``abreast``: so many blocks' scores, and vectors of a value, are in registers at a time.
     """
-    fetches = rows <= FETCHING_ROWS
+    fetches = rows == TILE_ROWS[0]
 
     @kernel
     def segment(
@@ -255,21 +257,15 @@ def _soften(
         store_f32(state, sums, load_f32(state, sums) + total)
 
 
-segment_a = make_segment(TILE_ROWS[0], ABREAST[0])
-segment_b = make_segment(TILE_ROWS[1], ABREAST[1])
-segment_c = make_segment(TILE_ROWS[2], ABREAST[2])
-segment_d = make_segment(TILE_ROWS[3], ABREAST[3])
-ROWS_A, ROWS_B, ROWS_C, ROWS_D = TILE_ROWS
+segment_few = make_segment(TILE_ROWS[0], ABREAST[0])
+segment_many = make_segment(TILE_ROWS[1], ABREAST[1])
+FEW_ROWS = TILE_ROWS[0]
 
 
 @kernel
 def tile_rows(count: int) -> int:
     """Return the smallest tile for ``count`` rows."""
-    if count <= ROWS_A:
-        return ROWS_A
-    if count <= ROWS_B:
-        return ROWS_B
-    return ROWS_C if count <= ROWS_C else ROWS_D
+    return FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
 
 
 @kernel
@@ -278,14 +274,19 @@ def attend_segment(
 ) -> None:
     """Attend a tile over the segment that begins at ``first``, into a fresh state."""
     stop = first + SEGMENT
-    if rows == ROWS_A:
-        segment_a(tile, blocks, head_dim, first, stop, state, at)
-    elif rows == ROWS_B:
-        segment_b(tile, blocks, head_dim, first, stop, state, at)
-    elif rows == ROWS_C:
-        segment_c(tile, blocks, head_dim, first, stop, state, at)
+    if rows == FEW_ROWS:
+        segment_few(tile, blocks, head_dim, first, stop, state, at)
     else:
-        segment_d(tile, blocks, head_dim, first, stop, state, at)
+        segment_many(tile, blocks, head_dim, first, stop, state, at)
+
+
+@kernel
+def fetch_keys(blocks: Blocks, head_dim: int, first: int, stop: int) -> None:
+    """Ask for the first chunk of keys of the segment from ``first`` on, tokens below ``stop``."""
+    for number in range(first // BLOCK, min(first + CHUNK, stop + BLOCK - 1) // BLOCK):
+        place = place_of(blocks, number, head_dim)
+        for i in range(0, head_dim * BLOCK, 32):  # 64 bytes
+            fetch(blocks.keys, place + i)
 
 
 @kernel

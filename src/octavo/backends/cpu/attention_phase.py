@@ -23,6 +23,7 @@ from octavo.backends.cpu.attention import (
     Tile,
     attend_segment,
     attend_tile,
+    fetch_keys,
     merge,
     tile_rows,
 )
@@ -30,7 +31,7 @@ from octavo.backends.cpu.simd import kernel, load_f32, splat, store_f32, sum_lan
 from octavo.backends.cpu.team import claim
 
 if TYPE_CHECKING:
-    from octavo.backends.cpu.arrays import Batch, Cache, Plan, Room, Rows
+    from octavo.backends.cpu.arrays import Batch, Cache, Member, Plan, Room, Rows
     from octavo.backends.cpu.simd import Floats, Ints
 
 _ONE = np.float32(1)
@@ -146,22 +147,45 @@ def _pack(
 
 
 @kernel
+def _blocks_of(plan: Plan, at: int, batch: Batch, cache: Cache, item: Ints, kv_head: int) -> Blocks:
+    """Where an item's keys and values lie."""
+    model = plan.model
+    base = (at * model[p.KV_HEADS] + kv_head) * model[p.NUM_BLOCKS] * model[p.HEAD_DIM] * BLOCK
+    table_at = item[p.ITEM_SEQ] * batch.job[p.TABLE_WIDTH]
+    return Blocks(cache.keys, cache.values, base, batch.tables, table_at)
+
+
+@kernel
+def _fetch_item(plan: Plan, at: int, batch: Batch, cache: Cache, room: Room, number: int) -> None:
+    """Ask for the first keys of an item that this thread may well take next."""
+    model = plan.model
+    if number >= batch.job[p.NUM_ITEMS] * model[p.KV_HEADS]:
+        return
+    item, kv_head = room.items[number // model[p.KV_HEADS]], number % model[p.KV_HEADS]
+    blocks = _blocks_of(plan, at, batch, cache, item, kv_head)
+    stop = batch.lens[item[p.ITEM_SEQ]]
+    first = max(item[p.ITEM_SEGMENT], 0) * SEGMENT
+    if plan.layers[at, p.WINDOW] == 0:  # where there is a window, its first block is another one
+        fetch_keys(blocks, model[p.HEAD_DIM], first, stop)
+
+
+@kernel
 def attend(
-    sync: Ints, plan: Plan, at: int, batch: Batch, cache: Cache, rows: Rows, room: Room
+    me: Member, plan: Plan, at: int, batch: Batch, cache: Cache, rows: Rows, room: Room
 ) -> None:
     """Attend layer ``at``'s items: from q in ``wide`` and the cache to ``y``, or a part's state."""
     model = plan.model
     kv_heads, head_dim, stride = model[p.KV_HEADS], model[p.HEAD_DIM], model[p.Y_STRIDE]
     size = O_AT + MAX_ROWS * head_dim  # of a state
     tile = _tile_of(room, head_dim)
-    number = claim(sync)
+    number = claim(me.sync)
     while number < batch.job[p.NUM_ITEMS] * kv_heads:
         item, kv_head = room.items[number // kv_heads], number % kv_heads
         queries = _queries_of(model, batch, item, kv_head)
         n = _pack(plan, plan.layers[at], batch, rows.wide, item, queries, tile)
-        base = (at * kv_heads + kv_head) * model[p.NUM_BLOCKS] * head_dim * BLOCK
-        table_at = item[p.ITEM_SEQ] * batch.job[p.TABLE_WIDTH]
-        blocks = Blocks(cache.keys, cache.values, base, batch.tables, table_at)
+        if n < MAX_ROWS:
+            _fetch_item(plan, at, batch, cache, room, number + me.num_threads)
+        blocks = _blocks_of(plan, at, batch, cache, item, kv_head)
         if item[p.ITEM_SEGMENT] >= 0:
             place = (item[p.ITEM_PART] * kv_heads + kv_head) * size
             first = item[p.ITEM_SEGMENT] * SEGMENT
@@ -169,7 +193,7 @@ def attend(
         else:
             attend_tile(n, tile, blocks, head_dim)
             write_rows(tile, queries, rows.y, stride, head_dim)
-        number = claim(sync)
+        number = claim(me.sync)
 
 
 @kernel

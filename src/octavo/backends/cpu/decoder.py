@@ -87,7 +87,7 @@ def _attention_block(
         me.sync, me.num_threads, plan, w.floats, batch, cache, rows.wide, room.scratch, at
     )
     end_phase(me, p.STORE_PHASE, w.arena, after)
-    attend(me.sync, plan, at, batch, cache, rows, room)
+    attend(me, plan, at, batch, cache, rows, room)
     end_phase(me, p.ATTENTION_PHASE, w.arena, after)
     if batch.job[p.IS_SPLIT] != 0:
         merge_parts(me.sync, plan, at, batch, rows, room)

@@ -14,7 +14,7 @@ from octavo.backends.cpu.elementwise import GROUP_SIZE, gate_row, quantise_row
 from octavo.backends.cpu.gemm import PANEL_ROWS, multiply_chunk
 from octavo.backends.cpu.simd import kernel, load_f32, store_f32
 from octavo.backends.cpu.team import claim
-from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK
+from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK, codes_stride
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Codes, Plan, Room, Rows, Weights
@@ -93,13 +93,14 @@ def _quantise_columns(
     for m in range(row, stop):
         source = (m - row) * _GROUPS
         target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE
+        place = m * codes_stride(columns) + first
         if size == CHUNK:
             # 64 bytes at once; what they mean is all the same to a load and a store.
             codes = load_f32(spare, source * GROUP_SIZE)
-            store_f32(inner.codes, target * GROUP_SIZE, codes)
+            store_f32(inner.codes, place, codes)
         else:
             for i in range(size):
-                inner.codes[target * GROUP_SIZE + i] = spare[source * GROUP_SIZE + i]
+                inner.codes[place + i] = spare[source * GROUP_SIZE + i]
         for g in range(size // GROUP_SIZE):
             inner.scales[target + g], inner.sums[target + g] = scales[source + g], sums[source + g]
         for h in range(size // GROUP_SIZE * 2):

@@ -21,6 +21,7 @@ from octavo.backends.cpu.elementwise import (
 )
 from octavo.backends.cpu.simd import fetch, inlined, kernel, load_f32, store_f32, zero_f32
 from octavo.backends.cpu.team import claim
+from octavo.backends.cpu.tiles import codes_stride
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Batch, Cache, Codes, Plan, Rows, Weights
@@ -71,7 +72,7 @@ def _quantise(
     if _reads_codes(matrices, first, count):
         size = matrices[first, p.COLUMNS]
         quantise_row(
-            y, y_at, size, codes.codes, m * size, codes.scales, codes.sums,
+            y, y_at, size, codes.codes, m * codes_stride(size), codes.scales, codes.sums,
             codes.half_sums, m * (size // 32),
         )  # fmt: skip
 

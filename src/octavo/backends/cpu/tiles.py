@@ -65,6 +65,15 @@ regs_u8, step_u8, finish_u8 = DOT_U8
 
 
 @inlined
+def codes_stride(columns: int) -> int:
+    """Bytes from a row's codes to the next one's: an odd multiple of 64 where K is one of 64.
+
+    The rows of a tile are read side by side, and 4 KiB apart they would share one set of the cache.
+    """
+    return columns if columns // 64 % 2 == 1 else columns + 64
+
+
+@inlined
 def record_of(d: Ints, block: int) -> Any:
     """Where the first record of a block's chunk lies in the arena."""
     return d[p.PLACE] + block // ABREAST * (d[p.COLUMNS] // 32) * d[p.RECORD]
@@ -89,8 +98,7 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
         block: int,
     ) -> None:
         # out[at + r * stride + v * 16]
-        columns = d[p.COLUMNS]
-        groups = columns // 32
+        codes_row, groups = codes_stride(d[p.COLUMNS]), d[p.COLUMNS] // 32
         wide = d[p.WIDE] != 0
         factor = splat(np.float32(d[p.FACTOR]))
         record, lane = record_of(d, block), block % ABREAST
@@ -107,11 +115,11 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
                         arena, record + d[p.CODES] + (j * ABREAST + lane + v) * 64
                     )
                 for r in range(rows):
-                    four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
+                    four = splat_bytes(x.codes, (row + r) * codes_row + g * 32 + j * 4)
                     for v in range(vectors):
                         dot[r, v] = step(dot[r, v], low(packed[0, v]), four)
                 for r in range(rows):
-                    four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4 + 16)
+                    four = splat_bytes(x.codes, (row + r) * codes_row + g * 32 + j * 4 + 16)
                     for v in range(vectors):
                         dot[r, v] = step(dot[r, v], high(packed[0, v]), four)
             if rows > 1:  # there are not enough registers to have them earlier
@@ -163,8 +171,8 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
         d: Ints,
         block: int,
     ) -> None:
-        columns = d[p.COLUMNS]
-        groups, parts = columns // 32, d[p.PARTS]
+        codes_row, groups = codes_stride(d[p.COLUMNS]), d[p.COLUMNS] // 32
+        parts = d[p.PARTS]
         words = 8 // parts
         wide = d[p.WIDE] != 0
         factor = splat(np.float32(d[p.FACTOR]))
@@ -183,7 +191,7 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                             place = record + d[p.CODES] + (j * ABREAST + lane + v) * 64
                             packed[0, v] = load_codes(arena, place)
                         for r in range(rows):
-                            four = splat_bytes(x.codes, (row + r) * columns + g * 32 + j * 4)
+                            four = splat_bytes(x.codes, (row + r) * codes_row + g * 32 + j * 4)
                             for v in range(vectors):
                                 dot[r, v] = step_u8(dot[r, v], packed[0, v], four)
                 if rows > 1:

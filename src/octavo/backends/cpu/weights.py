@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 _UNIT: Final = 64  # floats; rows of every buffer are multiples of it
 
 
+def _apart(size: int) -> int:
+    """Return an odd multiple of 256 bytes: rows 4 KiB apart would share one set of the cache."""
+    return size if size // _UNIT % 2 else size + _UNIT
+
+
 @dataclass(frozen=True, slots=True)
 class PackedModel:
     """What the compiled step reads of a model: see `plan.py` for the columns."""
@@ -86,11 +91,11 @@ class _Packer:
         row[p.GATED] = spec.gated
         row[p.ACTIVATION] = {"silu": SILU, "gelu_tanh": GELU_TANH}[spec.activation]
         row[p.POST_NORMS] = spec.post_norms
-        row[p.X_STRIDE] = hidden
-        row[p.Y_STRIDE] = max(hidden, padded(q_size, _UNIT))
+        row[p.X_STRIDE] = _apart(hidden)
+        row[p.Y_STRIDE] = _apart(max(hidden, padded(q_size, _UNIT)))
         qkv_size = int(row[p.V_AT]) + padded(kv_size, _UNIT)
-        row[p.WIDE_STRIDE] = max(qkv_size, inner, hidden)
-        row[p.LOGITS_STRIDE] = padded(spec.vocab_size, _UNIT)
+        row[p.WIDE_STRIDE] = _apart(max(qkv_size, inner, hidden))
+        row[p.LOGITS_STRIDE] = _apart(padded(spec.vocab_size, _UNIT))
         row[p.EMBEDDING], _ = self._matrices([("token_embd", False)])
         row[p.HEAD], row[p.HEAD_COUNT] = row[p.EMBEDDING], 1
         if not spec.tied_embeddings:

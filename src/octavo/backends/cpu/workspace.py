@@ -94,7 +94,7 @@ class Workspace:
     h: Array
     wide: Array  # [tokens, WIDE_STRIDE]
     y: Array  # [tokens, Y_STRIDE]
-    codes: NDArray[np.int8]  # [tokens, K] of whichever matrix is next
+    codes: NDArray[np.int8]  # [tokens, codes_stride(K)] of whichever matrix is next
     scales: Array  # [tokens, K / 32]
     sums: Array  # [tokens, K / 32]
     half_sums: Array  # [tokens, K / 16]
@@ -155,11 +155,11 @@ class Workspace:
             h=room(tokens, model[p.X_STRIDE]),
             wide=room(tokens, model[p.WIDE_STRIDE]),
             y=room(tokens, y_stride),
-            codes=aligned(tokens * y_stride, np.int8),
+            codes=aligned(tokens * (y_stride + 64), np.int8),
             scales=room(tokens, y_stride // 32),
             sums=room(tokens, y_stride // 32),
             half_sums=room(tokens, y_stride // 16),
-            inner_codes=aligned(tokens * inner, np.int8),
+            inner_codes=aligned(tokens * (inner + 64), np.int8),
             inner_scales=room(tokens, inner // 32),
             inner_sums=room(tokens, inner // 32),
             inner_half_sums=room(tokens, inner // 16),
