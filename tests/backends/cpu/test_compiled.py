@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
+import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import octavo
 from octavo.backends.cpu import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 SOURCE = Path(octavo.__file__).parent
 
@@ -26,7 +32,7 @@ told = []
 one = Compiled(entry.answer, what="the test")
 out = np.zeros(16, np.float32)
 one.get([numba.typeof(out)], told.append)(out)
-print(float(out[0]), one.was_loaded, len(told), told[0] if told else "")
+print(float(out[0]), one.was_loaded, len(told), " | ".join(told))
 """
 ENTRY = """
 from octavo.backends.cpu.simd import splat, store_f32
@@ -59,29 +65,34 @@ class Copy:
         path.write_text(HELPER.format(value=value))
 
     def start(
-        self, home: Path | None = None, compiled: Path | None = None
+        self,
+        home: Path | None = None,
+        compiled: Path | None = None,
+        under: Sequence[str] = (),
+        setup: Callable[[], None] | None = None,
     ) -> subprocess.Popen[str]:
+        """Start the program, ``under`` another command, after ``setup`` in its process."""
         env = {**os.environ, "PYTHONPATH": str(self.folder)}
         env["OCTAVO_HOME"] = str(home or self.home)
         env.pop("OCTAVO_COMPILED", None)
         if compiled is not None:
             env["OCTAVO_COMPILED"] = str(compiled)
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*under, sys.executable, "-c", PROGRAM],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=setup,
         )  # fmt: skip
 
     def run(
-        self, home: Path | None = None, compiled: Path | None = None
+        self, home: Path | None = None, compiled: Path | None = None, **more: Any
     ) -> tuple[float, bool, int, str]:
-        return finish(self.start(home, compiled))
+        return finish(self.start(home, compiled, **more))
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[float, bool, int, str]:
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
-    value, loaded, told, first = out.strip("\n").split(" ", 3)
-    return float(value), loaded == "True", int(told), first
+    value, loaded, told, text = out.strip("\n").split(" ", 3)
+    return float(value), loaded == "True", int(told), text
 
 
 class Held:
@@ -102,10 +113,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 def test_a_second_process_compiles_nothing_and_an_edit_is_seen(copy: Copy):
-    value, loaded, told, first = copy.run()
+    value, loaded, told, text = copy.run()
     assert (value, loaded) == (3.0, False)
     assert told == 2  # that it begins, and how long it took
-    assert "compiling the test" in first
+    assert "compiling the test" in text
     assert copy.run() == (3.0, True, 0, "")
     # An imported kernel's constant: Numba by itself would not notice.
     copy.edit(5.0)
@@ -128,6 +139,68 @@ def test_two_processes_at_once(copy: Copy, tmp_path: Path):
     assert sorted(loaded for _, loaded, *_ in results) == [False, True]
 
 
+DAMAGES = {
+    "empty": lambda _: b"",
+    "cut short": lambda data: data[:1000],
+    "one bit": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "another function's": lambda _: compiled.sealed(pickle.dumps("another") * 2),
+    "its stamp, but no code": lambda data: compiled.sealed(
+        pickle.dumps(pickle.loads(compiled.unsealed(data))) + pickle.dumps("none")
+    ),
+}
+
+
+def test_damaged_code_is_told_and_compiled_again(copy: Copy, tmp_path: Path):
+    copy.run(tmp_path)
+    (path,) = tmp_path.rglob("*.code")
+    assert path.stat().st_size > 5001
+    for name, damage in DAMAGES.items():
+        path.write_bytes(damage(path.read_bytes()))
+        value, loaded, told, text = copy.run(tmp_path)
+        assert (value, loaded, told) == (3.0, False, 3), (name, text)
+        assert f"{path} cannot be loaded (" in text
+        assert "compiling it again" in text
+        assert {found.name for found in path.parent.iterdir()} == {"lock", path.name}
+    assert copy.run(tmp_path) == (3.0, True, 0, "")
+
+
+def test_without_room_the_code_stays_in_memory(copy: Copy, tmp_path: Path):
+    def without_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    value, loaded, told, text = copy.run(tmp_path, setup=without_room)
+    assert (value, loaded, told) == (3.0, False, 3)
+    (folder,) = (tmp_path / "compiled").iterdir()
+    assert "cannot be kept ([Errno 27] File too large: " in text
+    assert str(folder) in text
+    assert "set OCTAVO_COMPILED" in text
+    assert [path.name for path in folder.iterdir()] == ["lock"]  # no half of it
+
+
+def test_a_folder_that_cannot_be_written_is_loaded_from(copy: Copy, tmp_path: Path):
+    copy.run(compiled=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "lock").unlink()  # an image need not bring it along
+    without_rights: list[str] = []
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may write everywhere, and there is no setpriv to take that away")
+        without_rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
+    folder.chmod(0o555)
+    try:
+        assert copy.run(compiled=tmp_path, under=without_rights) == (3.0, True, 0, "")
+        (path,) = folder.glob("*.code")
+        path.write_bytes(b"")  # by its own rights, which are not the folder's
+        value, loaded, told, text = copy.run(compiled=tmp_path, under=without_rights)
+    finally:
+        folder.chmod(0o755)
+    assert (value, loaded, told) == (3.0, False, 4)
+    assert "cannot be loaded (" in text
+    assert "cannot be kept ([Errno 13] Permission denied" in text
+    assert "each time" in text
+    assert not path.read_bytes()
+
+
 @pytest.mark.parametrize("obstacle", ["a file", "a file in the way"])
 def test_a_folder_that_cannot_be_written_costs_a_compilation(
     copy: Copy, tmp_path: Path, obstacle: str
@@ -138,10 +211,10 @@ def test_a_folder_that_cannot_be_written_costs_a_compilation(
     else:
         home.mkdir()
         (home / "compiled").write_text("")
-    value, loaded, _, first = copy.run(home)
+    value, loaded, _, text = copy.run(home)
     assert (value, loaded) == (3.0, False)
-    assert "cannot be kept ([Errno 20] Not a directory" in first
-    assert str(home) in first
+    assert "cannot be kept ([Errno 20] Not a directory" in text
+    assert str(home) in text
 
 
 def test_who_waits_for_another_process_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,15 +1,19 @@
 """The cache of compiled code: a second process compiles nothing, an edited kernel is never missed.
 
-Numba stamps only the file in which a function stands and does not see that a kernel which it
-imports has changed. So the folder's name is a hash over all that decides the code: every file
-under ``backends/``, the versions of numba and llvmlite, the CPU and its features, the switches in
-the environment. Only whole entry points are cached; what they call is inside them.
+Numba's own cache stamps only the file in which a function stands and does not see that a kernel
+which it imports has changed. So the folder's name is a hash over all that decides the code: every
+file under ``backends/``, the versions of numba and llvmlite, the CPU and its features, the switches
+in the environment. Only whole entry points are kept; what they call is inside them.
 
 The folders lie in ``$OCTAVO_COMPILED``, or under ``$OCTAVO_HOME`` where that is not set.
 
-Two processes that write one index can pair a key with the wrong code: a lock is held while a
-function is loaded or compiled. A folder that cannot be written costs a compilation each time.
+An entry point is one file with a checksum, which appears whole or not at all: it is read without a
+lock, also in a folder that cannot be written. A lock is held while it is compiled, so that two
+processes do not both. Code that cannot be loaded is compiled again; code that cannot be kept costs
+a compilation each time.
 """
+
+# mypy: disable-error-code="no-untyped-call, misc"
 
 from __future__ import annotations
 
@@ -18,28 +22,35 @@ import errno
 import fcntl
 import gc
 import hashlib
+import inspect
+import io
 import os
+import pickle
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import llvmlite
 import numba
-from numba.core import config
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.serialize import dumps
 
 from octavo.backends.cpu.compiler import OPTIONS
 from octavo.backends.cpu.machine import SWITCHES, cpu_features, cpu_name
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 from octavo.model.store import octavo_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _BACKENDS: Final = Path(__file__).resolve().parents[1]
-_READY: Final = "ready"
+_DIGEST_BYTES: Final = 32
 _PATIENCE: Final = 1.0
-"""Seconds; loading takes less."""
+"""Seconds; another process that holds the lock for longer is compiling."""
 
 
 def cache_key(folder: Path = _BACKENDS) -> str:
@@ -63,22 +74,8 @@ def compiled_home() -> Path:
     return octavo_home() / "compiled"
 
 
-def cache_folder() -> Path:
-    """Return this process's folder for compiled code, made if need be.
-
-    Raises `OSError` or `ConfigError` if there can be none that is written.
-    """
-    folder = compiled_home() / cache_key()
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "ab"):
-        pass
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-    return folder
-
-
 class Compiled:
-    """A Python function, compiled for one signature when first asked for, or loaded."""
+    """A module's function, compiled for one signature when first asked for, or loaded."""
 
     def __init__(self, function: Callable[..., None], *, what: str) -> None:
         self._function = function
@@ -90,7 +87,10 @@ class Compiled:
     def get(
         self, signature: Sequence[Any], say: Callable[[str], None] | None = None
     ) -> Callable[..., None]:
-        """Return the compiled function; ``say`` is told if that takes a while, and how long."""
+        """Return the compiled function; ``say`` is told if that takes a while, and how long.
+
+        It is told too of kept code that cannot be loaded, and of code that cannot be kept.
+        """
         if self._dispatcher is None:
             self._dispatcher = self._compile(tuple(signature), say or _say)
         compiled: Callable[..., None] = self._dispatcher
@@ -98,43 +98,122 @@ class Compiled:
 
     def _compile(self, signature: tuple[Any, ...], say: Callable[[str], None]) -> Any:
         dispatcher = numba.njit(**OPTIONS)(self._function)
-        try:
-            folder = cache_folder()
-        except (OSError, ConfigError) as error:
-            say(
-                f"compiled code cannot be kept ({error}): set OCTAVO_COMPILED (or OCTAVO_HOME, "
-                "which holds models too) to a folder that can be written"
-            )
-            self._compile_into(dispatcher, signature, None, say)
-            return dispatcher
-        with _cache_dir(folder):
-            dispatcher.enable_caching()
-        with _locked(folder, say):
-            self._compile_into(dispatcher, signature, folder, say)
+        how_often = "once for this version and CPU"
+        with contextlib.ExitStack() as held:
+            try:
+                dispatcher._cache = kept = KeptCode(dispatcher, signature, say)
+                if not kept.load():
+                    held.enter_context(_locked(kept.path.parent, say))
+                    kept.load()  # another process may have made it meanwhile
+            except (OSError, ConfigError) as error:
+                say(_not_kept(error))
+                dispatcher._cache = NullCache()
+                how_often = "each time"
+            self._compile_or_take(dispatcher, signature, how_often, say)
         return dispatcher
 
-    def _compile_into(
+    def _compile_or_take(
         self,
         dispatcher: Any,
         signature: tuple[Any, ...],
-        folder: Path | None,
+        how_often: str,
         say: Callable[[str], None],
     ) -> None:
-        """Load or compile; the dispatcher keeps the code in ``folder``, if there is one."""
-        ready = None if folder is None else folder / f"{self._function.__name__}.{_READY}"
-        is_new = ready is None or not ready.exists()
-        if is_new:
-            how_often = "each time" if ready is None else "once for this version and CPU"
+        """Let the dispatcher take what its cache has loaded; else it compiles, and keeps that."""
+        self.was_loaded = getattr(dispatcher._cache, "is_loaded", False)
+        if not self.was_loaded:
             say(f"compiling {self._what}: up to half a minute, {how_often}")
         begin = time.monotonic()
         with _without_gc():
             dispatcher.compile(signature)
-        self.was_loaded = sum(dispatcher.stats.cache_hits.values()) > 0
-        if is_new:
+        if not self.was_loaded:
             say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
-        if ready is not None and is_new:
-            with contextlib.suppress(OSError):
-                ready.touch()
+
+
+class KeptCode(NullCache):
+    """What Numba's dispatcher asks for compiled code and gives it to: one file, one signature.
+
+    The file is a checksum and two pickles: the stamp (which function and signature, its file's
+    hash, which CPU), and Numba's own form of a compilation's result.
+    """
+
+    def __init__(
+        self, dispatcher: Any, signature: tuple[Any, ...], say: Callable[[str], None]
+    ) -> None:
+        function, self._context = dispatcher.py_func, dispatcher.targetctx
+        assert function.__closure__ is None, "what a function closes over is not in the stamp"
+        source = hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
+        cpu = self._context.codegen().magic_tuple()
+        self._stamp = repr((function.__module__, function.__qualname__, signature, source, cpu))
+        own = hashlib.blake2b(self._stamp.encode(), digest_size=6).hexdigest()
+        self.path = compiled_home() / cache_key() / f"{function.__name__}.{own}.code"
+        self._say = say
+        self._result: Any = None
+        self._fault = ""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is code for the dispatcher to take."""
+        return self._result is not None
+
+    def load(self) -> bool:
+        """Load the code if the file is there and sound, and return whether it was."""
+        try:
+            content = io.BytesIO(unsealed(self.path.read_bytes()))
+            stamp = pickle.load(content)
+            if stamp != self._stamp:
+                raise ValueError(f"it holds other code, of {shown(stamp)}")
+            parts = pickle.load(content)
+            with global_compiler_lock:
+                self._context.refresh()
+                self._result = CompileResult._rebuild(self._context, *parts)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # not compiled yet
+        except Exception as error:  # a damaged file can raise anything
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._fault:
+                self._say(f"{self.path} cannot be loaded ({fault}): compiling it again")
+            self._fault = fault
+        return self.is_loaded
+
+    def load_overload(self, _signature: Any, _context: Any) -> Any:
+        """Return what `load` has loaded, or None, and the dispatcher compiles."""
+        return self._result
+
+    def save_overload(self, _signature: Any, result: Any) -> None:
+        """Write what was compiled; where that cannot be, say so: it is in memory all the same."""
+        assert not result.library.has_dynamic_globals, "holds an address of this process"
+        content = sealed(dumps(self._stamp) + dumps(result._reduce()))
+        part = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}")
+        try:
+            try:
+                part.write_bytes(content)
+                part.replace(self.path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            self._say(_not_kept(OSError(error.errno, error.strerror, str(self.path))))
+
+
+def sealed(content: bytes) -> bytes:
+    """Return ``content`` behind its checksum."""
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() + content
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return what was `sealed`. Raises `ValueError` if a byte is missing or has changed."""
+    content = data[_DIGEST_BYTES:]
+    if sealed(content) != data:
+        raise ValueError(f"its {len(data)} bytes are not those that were written")
+    return content
+
+
+def _not_kept(error: Exception) -> str:
+    return (
+        f"compiled code cannot be kept ({error}): set OCTAVO_COMPILED (or OCTAVO_HOME, which "
+        "holds models too) to a folder that can be written and has a few MB free"
+    )
 
 
 def _say(text: str) -> None:
@@ -155,20 +234,15 @@ def _without_gc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _cache_dir(folder: Path) -> Iterator[None]:
-    """Point Numba to ``folder``, and back: other users of Numba in this process keep theirs."""
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder)
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
-
-
-@contextlib.contextmanager
 def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder's lock; ``say`` is told if another process has it for longer than loading."""
+    """Hold the folder's lock; ``say`` is told if another process has it for longer than loading.
+
+    The folder is made if need be. Raises `OSError` if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "ab") as lock:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         begin = time.monotonic()
         while not _try_lock(lock.fileno()):
             if time.monotonic() - begin > _PATIENCE:
