@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import llvmlite
 import numba
+from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
@@ -124,7 +125,7 @@ class Compiled:
         if not self.was_loaded:
             say(f"compiling {self._what}: up to half a minute, {how_often}")
         begin = time.monotonic()
-        with _without_gc():
+        with _without_gc(), _second_level():
             dispatcher.compile(signature)
         if not self.was_loaded:
             say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
@@ -231,6 +232,17 @@ def _without_gc() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _second_level() -> Iterator[None]:
+    """Let LLVM optimise at its second level: the third takes longer, and no kernel gets faster."""
+    before = config.OPT
+    config.OPT = type(before)(min(2, before))
+    try:
+        yield
+    finally:
+        config.OPT = before
 
 
 @contextlib.contextmanager
