@@ -50,8 +50,8 @@ class GuardedPolicy(EvictionPolicy):
         count = self._ask(getattr, self._policy, "num_evictable")
         if not isinstance(count, int) or count != len(self._idle):
             raise self._blame(
-                f"says that num_evictable is {shown(count)}; nobody holds {len(self._idle)} cached "
-                "keys, and it must be that number"
+                f"says that num_evictable is {shown(count)}; {len(self._idle)} cached keys are "
+                "held by nobody, and it must be that number"
             )
         return len(self._idle)
 
