@@ -35,7 +35,7 @@ BAD_VALUES = [
     *[("quantization", value, "one of int8") for value in ("int4", "", 8, [])],
     ("scheduling_policy", "fifo", "continuous, static"),
     ("scheduling_policy", None, "continuous, static"),
-    *[("kv_cache_memory", value, "a size such as 2GiB")
+    *[("kv_cache_memory", value, "kB, MB, GB, KiB, MiB or GiB, such as 2GiB")
       for value in (0, -1, "", "0", "-1GiB", "2TiB", "lots", "1e9", True, float("inf"), [],
                     "9" * 400)],
 ]  # fmt: skip

@@ -199,7 +199,9 @@ def parse_bytes(value: int | str, param: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([kmg]i?)?b?\s*", str(value).lower())
     size = 0 if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
     if isinstance(value, bool) or not 1 <= size < 1 << 63:
-        raise _refused(param, value, "a size such as 2GiB, 500MB or a number of bytes")
+        raise _refused(
+            param, value, "a number of bytes, or of kB, MB, GB, KiB, MiB or GiB, such as 2GiB"
+        )
     return size
 
 

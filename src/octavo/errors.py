@@ -5,6 +5,7 @@
     │   ├── ContextLengthError                it does not fit the context or the cache
     │   └── ChatTemplateError                 the model's own template refused the messages
     ├── ConfigError (ValueError)              a setting that cannot be honoured
+    │   └── PolicyError                       a user's eviction policy failed or broke its contract
     ├── ModelError                            a model that cannot be had or opened
     │   ├── ModelNotFoundError                no such model here, and none known by that name
     │   ├── DownloadError                     the model could not be fetched
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import os
 
 _MOST_SHOWN = 80  # characters of a value
+_MOST_TOLD = 300  # of another's exception
 
 
 class OctavoError(Exception):
@@ -69,6 +71,15 @@ class ConfigError(OctavoError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PolicyError(ConfigError):
+    """An eviction policy from outside raised an exception, or broke its contract."""
+
+    code = "eviction_policy_failed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="eviction_policy")
 
 
 class ModelError(OctavoError):
@@ -125,3 +136,10 @@ def shown(value: object) -> str:
     """Return ``value`` as a message shows it: its repr, cut where that is long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the type and the text of somebody else's exception, for a message of ours."""
+    words = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {words}" if words else repr(error)
+    return text if len(text) <= _MOST_TOLD else text[: _MOST_TOLD - 3] + "..."

@@ -58,7 +58,7 @@ class FakeEngine:
     make_key: Callable[[int], Hashable] = int
     max_length: int = 10
     branches: int = 3
-    num_events: int = 0
+    num_keys_told: int = 0
     """Keys told to the policy so far, over all events."""
     victims: list[int] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
@@ -164,7 +164,7 @@ class FakeEngine:
         self.num_free -= len(missed)
         job.published, job.missed, job.num_blocks = num_hits, len(job.keys), len(job.keys)
         self.running.append(job)
-        self.num_events += len(job.keys)
+        self.num_keys_told += len(job.keys)
 
     def evict(self, count: int, incoming: Hashable | None) -> None:
         before = self.policy.num_evictable
@@ -172,7 +172,7 @@ class FakeEngine:
         assert victims is not None
         assert len(set(victims)) == count
         assert self.policy.num_evictable == before - count
-        self.num_events += count
+        self.num_keys_told += count
 
     def publish(self, job: Job, stop: int) -> None:
         run: list[Hashable] = []
@@ -193,7 +193,7 @@ class FakeEngine:
                 run.append(key)
             parent = key
         self.insert(run, run_parent)
-        self.num_events += stop - job.published
+        self.num_keys_told += stop - job.published
         job.published = stop
 
     def insert(self, run: list[Hashable], parent: Hashable | None) -> None:
@@ -223,7 +223,7 @@ class FakeEngine:
             self.policy.on_evictable(idle)
         if job.missed > job.published:
             self.policy.on_remove(job.keys[job.published : job.missed])
-        self.num_events += len(job.keys)
+        self.num_keys_told += len(job.keys)
         job.published = job.missed = job.num_blocks = 0
 
     # -- the accounts -------------------------------------------------------------------------

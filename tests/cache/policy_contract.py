@@ -15,8 +15,8 @@ from octavo.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from octavo.cache.eviction import EvictionPolicy
 
-NUM_EVENTS = 1_000_000
-"""Keys told to each policy, over all events, in the long random run."""
+NUM_KEYS = 1_000_000
+"""Keys told to each policy, over all events, in the long random run: events tell of several."""
 
 
 class PolicyContract:
@@ -34,16 +34,16 @@ class PolicyContract:
         assert policy.evict(1) is None
         assert policy.evict(0) == []
 
-    def test_a_million_random_events(self):
-        """Victims are checked one by one as they die, the accounts every thousand events."""
+    def test_a_million_keys_in_random_events(self):
+        """Victims are checked one by one as they die, the accounts every thousand keys."""
         due = 0
         for capacity, max_length in ((12, 10), (60, 10), (400, 40)):
             engine = FakeEngine(self.policy, capacity, seed=capacity, max_length=max_length)
-            while engine.num_events < NUM_EVENTS / 3:
+            while engine.num_keys_told < NUM_KEYS / 3:
                 engine.step()
-                if engine.num_events >= due:
+                if engine.num_keys_told >= due:
                     engine.check()
-                    due = engine.num_events + 1000
+                    due = engine.num_keys_told + 1000
             assert len(engine.victims) > 10_000
             due = 0
 

@@ -127,3 +127,20 @@ def test_a_closed_pipe_is_silent(start, long_tiny):
 
 def test_harmless_leaves_no_control_character():
     assert harmless("a\x1b[2Jb\r\x9b\x7f\tc\nd é") == "a�[2Jb���\tc\nd é"
+
+
+def test_a_users_policy_that_fails_is_one_line(octavo, tiny, tmp_path, monkeypatch):
+    (tmp_path / "failing_for_test.py").write_text(
+        "from octavo.cache.policies.lru import LRU\n"
+        "class Fails(LRU):\n"
+        "    name = 'fails'\n"
+        "    def on_insert(self, keys, parent):\n"
+        "        raise KeyError('lost')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--eviction-policy", "failing_for_test:Fails", "--max-tokens", "40", "--ignore-eos")
+    result = octavo("run", "hello " * 20, *tiny, *flags)
+    assert result.code == 2
+    told = "error: the policy 'fails' of failing_for_test failed with KeyError: 'lost'; docs/"
+    assert result.err.splitlines()[-1].startswith(told)
+    assert "Traceback" not in result.err

@@ -81,6 +81,7 @@ def test_where_nothing_can_be_written_is_told_before_the_replay(trace, tmp_path,
     [
         ("class X:\n  pass", "not a class derived"),
         ("x = ", "cannot be imported"),
+        ("import sys; sys.exit()", "cannot be imported: SystemExit()"),
         ("from octavo.cache.eviction import EvictionPolicy\nclass X(EvictionPolicy): name='x'",
          "it lacks num_evictable, on_evictable, on_hit, on_insert, victim"),
     ],
@@ -94,6 +95,51 @@ def test_a_policy_that_cannot_be_used_is_refused_by_name(
     result = run(trace, "--policy", "mine_for_test:X", exit_code=2)
     assert "mine_for_test:X" in result.stderr
     assert reason in result.stderr
+
+
+TWO_OF_ONE_NAME = """
+from octavo.cache.policies.lru import LRU
+class A(LRU):
+    name = "twin"
+class B(LRU):
+    name = "twin"
+"""
+
+
+def test_policies_of_one_name_are_refused_and_one_policy_counts_once(trace, tmp_path, monkeypatch):
+    (tmp_path / "twins_for_test.py").write_text(TWO_OF_ONE_NAME)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = "twins_for_test:A,twins_for_test:B"
+    assert "two that are called 'twin'" in run(trace, "--policy", names, exit_code=2).stderr
+    twice = ("--policy", "lru,octavo.cache.policies.lru:LRU", "--capacity", "3", "--no-bounds")
+    assert len(json.loads(run(trace, *twice, "--json").stdout)) == 1
+
+
+def test_nothing_is_replayed_where_a_later_step_cannot_be_done(trace, tmp_path, monkeypatch):
+    def replay(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("octavo.simulate.experiment.Experiment.run", replay)
+    bad = tmp_path / "a.lis"
+    bad.write_text("x\n")
+    assert "not all of 'x'" in run(trace, bad, exit_code=1).stderr
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,9,3\n")
+    assert "has lengths only" in run(trace, lengths, exit_code=1).stderr
+    monkeypatch.setattr("octavo.simulate.plot.find_spec", lambda _: None)
+    result = run(trace, "--plot", tmp_path / "a.png", exit_code=2)
+    assert "pip install 'octavo[plots]'" in result.stderr
+
+
+def test_too_little_memory_is_one_line(trace, monkeypatch):
+    def replay(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("octavo.simulate.experiment.Experiment.run", replay)
+    assert (
+        "not enough memory for capacity 3 on small"
+        in run(trace, "--capacity", "2,3", exit_code=2).stderr
+    )
 
 
 def test_results_carry_their_settings(trace):
@@ -124,6 +170,8 @@ def test_limit_and_concurrency_and_rules(trace):
         (("--policy", ","), "policy is ','; name at least one"),
         (("--capacity", "0"), "capacity is '0'; it must be a whole number"),
         (("--capacity", "1e4"), "capacity is '1e4'; it must be a whole number"),
+        (("--capacity", "99999999999999"), "capacity is 99999999999999; the accounts of a block"),
+        (("--capacity", "9" * 5000), "of memory are free: it may be"),
         (("--rules", "tree"), "rules is 'tree'; known are engine"),
         (("--rules", "forward", "--concurrency", "2"), "only --rules engine holds blocks"),
     ],

@@ -26,6 +26,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, final
 
+from octavo.errors import InvariantError
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
@@ -60,7 +62,7 @@ class EvictionPolicy(ABC):
     @property
     @abstractmethod
     def num_evictable(self) -> int:
-        """How many keys `evict` could name, one after another."""
+        """How many keys `evict` could name, one after another: all that nobody holds."""
 
     def on_miss(self, keys: Sequence[Hashable]) -> None:
         """``keys`` were asked for and are not cached; they follow the keys just hit."""
@@ -109,6 +111,10 @@ class EvictionPolicy(ABC):
         victims: list[Hashable] = []
         while len(victims) < count:
             run = self.victims(count - len(victims), incoming)
+            if not 0 < len(run) <= count - len(victims):
+                raise InvariantError(
+                    f"{self.name}: victims({count - len(victims)}, ...) named {len(run)} keys"
+                )
             self.owner.bury(run)
             victims += run
         return victims

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.invariants import check_cache
 from octavo.cache.keys import block_key, root_key
+from octavo.cache.policy_guard import make_policy
 from octavo.cache.radix_tree import Node, RadixTree
 from octavo.cache.window import NO_BLOCK, first_needed_block, usable_prefix
 from octavo.errors import InvariantError
@@ -84,7 +85,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(num_blocks)
-        self.policy = policy(num_blocks, self)
+        self.policy = make_policy(policy, num_blocks, self)
         self.stats = CacheStats()
         self._model = model
         self._roots: dict[str, bytes] = {}
@@ -270,13 +271,20 @@ class KVCacheManager:
         return self.tree.parent(key)
 
     def bury(self, keys: Sequence[Hashable]) -> None:
-        """Give up the blocks of ``keys``: children before their parents, or with windows, any."""
+        """Give up the blocks of ``keys``: children before their parents, or with windows, any.
+
+        Raises `InvariantError`, before any is given out, if somebody holds one.
+        """
         if self.window is None:
-            self.pool.free(self.tree.remove(keys))
-            return
-        for key in keys:
-            gone = self.tree.remove((key,)) if self.tree.is_leaf(key) else [self.tree.hollow(key)]
-            self.pool.free(gone)
+            gone = self.tree.remove(keys)
+        else:
+            gone = []
+            for key in keys:
+                leaf = self.tree.is_leaf(key)
+                gone += self.tree.remove((key,)) if leaf else [self.tree.hollow(key)]
+        if any(map(self.pool.ref_counts.__getitem__, gone)):
+            raise InvariantError("a block that a request holds was to be evicted")
+        self.pool.free(gone)
 
     # -- checks -------------------------------------------------------------------------------
 

@@ -13,8 +13,11 @@ from octavo.cli.terminal import harmless, table, table_console
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.cache.eviction import EvictionPolicy
     from octavo.simulate.experiment import Experiment, Result
     from octavo.simulate.trace import Trace
+
+_BYTES_OF_A_BLOCK = 152  # that its accounts take from the start; measured
 
 
 def simulate(
@@ -69,7 +72,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay recorded traces through the cache, and report what each policy would have hit."""
-    from octavo.simulate.experiment import MIN, RULES, Experiment
+    from octavo.simulate.experiment import MIN, RULES, Experiment, check_replayable
 
     if rules not in RULES:
         raise ConfigError(f"rules is {rules!r}; known are {', '.join(RULES)}", param="rules")
@@ -82,10 +85,14 @@ def simulate(
             _check_writable(output)
     if plot_file is not None and plot_file.suffix.lower() != ".png":
         raise ConfigError(f"--plot writes PNG files, not {plot_file.name}; end it in .png")
+    if plot_file is not None:
+        from octavo.simulate.plot import check_can_plot
+
+        check_can_plot()
     asked = _split(policy, "policy")
     names = [name for name in asked if name != MIN]  # a bound, computed without being asked for
     plan = Experiment(
-        policies=[find_policy(name) for name in names],
+        policies=_policies(names),
         capacities=_capacities(capacity),
         concurrency=concurrency,
         rules=rules,
@@ -95,17 +102,22 @@ def simulate(
     def load(path: Path) -> "Trace":
         from octavo.simulate.loaders import load_trace
 
-        return load_trace(
-            path,
-            format_name=format_name,
-            limit=limit,
-            block_size=block_size,
-            seed=seed,
-            users=users,
-            tokenize=_lazy_tokenizer(tokenizer),
+        return check_replayable(
+            load_trace(
+                path,
+                format_name=format_name,
+                limit=limit,
+                block_size=block_size,
+                seed=seed,
+                users=users,
+                tokenize=_lazy_tokenizer(tokenizer),
+            )
         )
 
-    groups = [_run(plan, load(path)) for path in traces]
+    loaded = [
+        load(path) for path in traces
+    ]  # all of them before the first replay, which may be long
+    groups = [_run(plan, trace) for trace in loaded]
     results = [result for group in groups for result in group]
     settings = {
         "concurrency": concurrency,
@@ -138,6 +150,17 @@ def _check_writable(path: Path) -> None:
 
 def _run(plan: "Experiment", trace: "Trace") -> "list[Result]":
     """Run the experiment on one trace, with a progress bar on stderr."""
+    try:
+        return _run_with_bar(plan, trace)
+    except MemoryError:
+        raise ConfigError(
+            f"there is not enough memory for capacity {max(plan.capacities)} on {trace.name}; "
+            "lower it, or replay less with --limit",
+            param="capacity",
+        ) from None
+
+
+def _run_with_bar(plan: "Experiment", trace: "Trace") -> "list[Result]":
     import dataclasses
 
     if not sys.stderr.isatty():  # a bar that is disabled still ends the line, in older rich
@@ -177,12 +200,37 @@ def _split(text: str, param: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _policies(names: list[str]) -> "list[type[EvictionPolicy]]":
+    """Return the policies of these names, each once; refuse two that reports could not tell."""
+    found: dict[str, type[EvictionPolicy]] = {}
+    for name in names:
+        policy = find_policy(name)
+        if found.setdefault(policy.name, policy) is not policy:
+            raise ConfigError(
+                f"policy names two that are called {policy.name!r}, the second is {name}; reports "
+                "would mix them up: give one another name",
+                param="policy",
+            )
+    return list(found.values())
+
+
 def _capacities(text: str) -> list[int]:
+    from octavo.config import format_bytes
+    from octavo.engine.memory import available_memory
+
     sizes = []
+    free = available_memory()
     for word in _split(text, "capacity"):
-        if not word.isdecimal() or int(word) < 1:
+        if not word.isdecimal() or not word.strip("0"):
             raise ConfigError(
                 f"capacity is {word!r}; it must be a whole number of blocks, at least 1",
+                param="capacity",
+            )
+        most = free // _BYTES_OF_A_BLOCK
+        if len(word) > 18 or int(word) > most:
+            raise ConfigError(
+                f"capacity is {word[:40]}; the accounts of a block take {_BYTES_OF_A_BLOCK} bytes, "
+                f"and {format_bytes(free)} of memory are free: it may be {most} at most",
                 param="capacity",
             )
         sizes.append(int(word))

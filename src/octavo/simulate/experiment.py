@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ConfigError, TraceError
+from octavo.cache.policies import BOUNDS
+from octavo.errors import TraceError
 from octavo.simulate.optimal import min_hits
 from octavo.simulate.plain import PlainCache
 from octavo.simulate.replay import EngineReplay, InfiniteReplay, PlainReplay, ReplayCounts
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 RULES = ("engine", "forward", "reverse")
 MAX_REFERENCES_FOR_MIN = 20_000_000
 """MIN holds the whole trace and its future in memory: about 100 bytes a reference."""
-MIN = "min"
-INFINITE = "infinite"
+MIN, INFINITE = BOUNDS
 _STRIDE = 256  # requests between two reports of progress
 
 
@@ -99,21 +98,16 @@ class Experiment:
 
     def run(self, trace: Trace) -> list[Result]:
         """Return a result for each capacity and policy, each capacity's MIN, then the infinite."""
-        if isinstance(trace, LengthTrace):
-            raise TraceError(
-                f"{trace.name} has lengths only, so nothing in it can be found in a cache; it is "
-                "of use for generating load, not for 'octavo simulate'"
-            )
-        if isinstance(trace, KeyTrace):
-            return list(self._run_keys(trace))
-        return list(self._run_prompts(trace))
+        replayable = check_replayable(trace)
+        if isinstance(replayable, KeyTrace):
+            return list(self._run_keys(replayable))
+        return list(self._run_prompts(replayable))
 
     def _run_keys(self, trace: KeyTrace) -> Iterator[Result]:
         keys, name = trace.keys, trace.name
         for capacity in self.capacities:
             for policy in self.policies:
-                with _blamed_on(policy):
-                    counts = self._replay_keys(keys, PlainCache(capacity, policy))
+                counts = self._replay_keys(keys, PlainCache(capacity, policy))
                 yield Result(name, policy.name, capacity, "keys", counts)
             if self.with_bounds and len(keys) <= MAX_REFERENCES_FOR_MIN:
                 counts = ReplayCounts(references=len(keys), hits=min_hits(keys, capacity))
@@ -135,8 +129,7 @@ class Experiment:
         bounds = self._bounds(trace) if self.with_bounds else None
         for capacity in self.capacities:
             for policy in self.policies:
-                with _blamed_on(policy):
-                    counts = self._replay(trace, self._cache(trace, capacity, policy))
+                counts = self._replay(trace, self._cache(trace, capacity, policy))
                 yield Result(trace.name, policy.name, capacity, self.rules, counts, trace.mix)
             if bounds is not None and bounds.keys is not None:
                 counts = ReplayCounts(references=bounds.infinite.references)
@@ -174,20 +167,14 @@ class Experiment:
         return _Bounds(infinite.counts, keys)
 
 
-@contextmanager
-def _blamed_on(policy: type[EvictionPolicy]) -> Iterator[None]:
-    """Say whose fault it is if a policy from outside breaks the contract."""
-    try:
-        yield
-    except Exception as error:
-        if policy.__module__.partition(".")[0] == "octavo":
-            raise
-        raise ConfigError(
-            f"the policy {policy.name!r} of {policy.__module__} failed with "
-            f"{type(error).__name__}: {error}; docs/write-a-policy.md has the contract, and a test "
-            "class that finds what breaks it",
-            param="policy",
-        ) from error
+def check_replayable(trace: Trace) -> KeyTrace | PromptTrace:
+    """Return ``trace``; raise `TraceError` if there is nothing in it that a cache could hold."""
+    if isinstance(trace, LengthTrace):
+        raise TraceError(
+            f"{trace.name} has lengths only, so nothing in it can be found in a cache; it is "
+            "of use for generating load, not for 'octavo simulate'"
+        )
+    return trace
 
 
 @dataclass(frozen=True, slots=True)

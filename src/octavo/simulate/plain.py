@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.cache.policy_guard import make_policy
+from octavo.errors import InvariantError, shown
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
@@ -22,7 +25,7 @@ class PlainCache:
 
     def __init__(self, capacity: int, policy: type[EvictionPolicy]) -> None:
         self.capacity = capacity
-        self.policy = policy(capacity, self)
+        self.policy = make_policy(policy, capacity, self)
         self.num_evictions = 0
         self._cached: set[Hashable] = set()
 
@@ -49,8 +52,8 @@ class PlainCache:
                 on_hit(run, promote=True)
             else:
                 on_miss(run)
-                if len(cached) == capacity:
-                    evict(1, key)
+                if len(cached) == capacity and evict(1, key) is None:
+                    raise InvariantError(f"{policy.name}: no victim among {capacity} keys")
                 cached.add(key)
                 on_insert(run, None)
             on_evictable(run)
@@ -70,6 +73,9 @@ class PlainCache:
         """Return None: no key continues another."""
 
     def bury(self, keys: Sequence[Hashable]) -> None:
-        """Forget ``keys``."""
+        """Forget ``keys``, which are cached and all different."""
+        num_left = len(self._cached) - len(keys)
         self._cached.difference_update(keys)
+        if len(self._cached) != num_left:
+            raise InvariantError(f"{self.policy.name}: not all of {shown(keys)} were cached")
         self.num_evictions += len(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ConfigError
@@ -16,17 +17,20 @@ if TYPE_CHECKING:
 _PANEL = (5.6, 4.0)  # inches
 
 
+def check_can_plot() -> None:
+    """Raise `ConfigError` where matplotlib is missing."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a plot needs matplotlib: pip install 'octavo[plots]'", param="plot")
+
+
 def plot(results: Sequence[Result], path: Path) -> None:
     """Draw ``results`` into a file; the ending says the format.
 
     Raises `ConfigError` where matplotlib is missing or does not know the ending.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "a plot needs matplotlib: pip install 'octavo[plots]'", param="plot"
-        ) from None
+    check_can_plot()
+    from matplotlib.figure import Figure
+
     traces = list(dict.fromkeys(result.trace for result in results))
     width, height = _PANEL
     figure = Figure(figsize=(width * len(traces), height), layout="constrained")
