@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +11,13 @@ import pytest
 
 import octavo
 from octavo import LLM, EngineConfig, Logprob, RequestOutput, SamplingParams
-from octavo.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError
+from octavo.errors import (
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelError,
+    ThreadError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -262,6 +270,60 @@ def test_a_stream_loses_nothing_to_a_generate_in_its_midst(llm: LLM) -> None:
     llm.generate("other", letters(4, seed=9))
     text += "".join(piece for piece, _ in stream)
     assert text == whole
+
+
+# -- threads ----------------------------------------------------------------------------------
+
+
+def test_another_threads_call_is_refused_and_disturbs_nothing(llm: LLM) -> None:
+    asked = [letters(12, seed=seed, n=2) for seed in (1, 2, 3)]
+    alone = [llm.generate(LONG, param)[0].outputs for param in asked]
+    calls = [
+        lambda: llm.generate("other", GREEDY),
+        lambda: llm.chat([{"role": "user", "content": "x"}], GREEDY),
+        lambda: next(llm.stream("other", GREEDY)),
+        lambda: next(llm.generate_each(iter([(0, "other", GREEDY, 0)]))),
+    ]
+
+    def intrude(_output: RequestOutput) -> None:
+        for call in calls:
+            with pytest.raises(ThreadError, match="another thread is using this LLM"):
+                others.submit(call).result()
+        llm.generate("my own", GREEDY)
+
+    with ThreadPoolExecutor(1) as others:
+        outputs = llm.generate([LONG] * 3, asked, on_output=intrude)
+        assert [output.outputs for output in outputs] == alone
+        assert others.submit(calls[0]).result()[0].finished  # one after another is no fault
+
+
+def test_what_has_begun_waits_for_another_threads_call(llm: LLM) -> None:
+    asked = letters(12)
+    whole = llm.generate(LONG, asked)[0].outputs[0].text
+    is_inside, may_leave = Event(), Event()
+
+    def stay(_output: RequestOutput) -> None:
+        is_inside.set()
+        assert may_leave.wait(60)
+
+    begun = [llm.stream(LONG, asked), llm.stream("left", asked)]
+    each = llm.generate_each((i, LONG, letters(12 * i + 1, seed=5), 0) for i in range(2))
+    text, _ = [next(stream)[0] for stream in begun]
+    next(each)
+    with ThreadPoolExecutor(4) as others:
+        inner = others.submit(llm.generate, "other", letters(2), on_output=stay)
+        assert is_inside.wait(60)
+        waiting = [
+            others.submit(lambda: "".join(piece for piece, _ in begun[0])),
+            others.submit(begun[1].close),
+            others.submit(list, each),
+        ]
+        assert not wait(waiting, timeout=0.1).done
+        may_leave.set()
+        assert inner.result()[0].finished
+        assert text + waiting[0].result() == whole
+        ((_, last),) = waiting[2].result()
+        assert last.outputs[0].text[:12] == whole
 
 
 # -- what goes wrong --------------------------------------------------------------------------

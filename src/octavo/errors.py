@@ -10,6 +10,7 @@
     │   ├── ModelNotFoundError                no such model here, and none known by that name
     │   ├── DownloadError                     the model could not be fetched
     │   └── ModelFileError                    the file is malformed or not supported
+    ├── ThreadError (RuntimeError)            an engine that another thread is using
     ├── TraceError (ValueError)               a recorded trace that cannot be read or replayed
     └── InvariantError                        the accounts of the cache do not add up: our bug
 
@@ -118,6 +119,12 @@ class ModelFileError(ModelError):
         super().__init__(f"{where}{message}{place}")
         self.path = path
         self.offset = offset
+
+
+class ThreadError(OctavoError, RuntimeError):
+    """A thread called an engine while another thread was in it; nothing has changed there."""
+
+    code = "engine_in_use"
 
 
 class TraceError(OctavoError, ValueError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from octavo.evaluate.selftest import Selftest
 from octavo.model.loader import load_model
 from tiny_model import tiny_model
 
+SHAKESPEARE = Path(__file__).parents[3] / "shared" / "text" / "tinyshakespeare_400k.txt.gz"
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 4
 
 
@@ -127,6 +130,16 @@ def test_both_backends_agree(path):
         for backend in ("cpu", "reference")
     ]
     assert abs(math.log(values[0] / values[1])) < 0.02
+
+
+def test_the_real_models_perplexity_is_the_references(smollm2_path):
+    """The reference's 46.584 takes minutes; docs/log.md has it."""
+    if not SHAKESPEARE.exists():
+        pytest.skip(f"needs {SHAKESPEARE.name} in the shared folder of texts")
+    text = gzip.decompress(SHAKESPEARE.read_bytes()).decode()
+    found = perplexity(LLM(smollm2_path, max_model_len=512), text, max_tokens=4096)
+    assert found.num_tokens == 4088
+    assert found.perplexity == pytest.approx(46.584, rel=0.005)
 
 
 def test_an_impossible_window_is_refused(path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.outputs import OutputProcessor, RequestOutput, fault_lines
-from octavo.errors import ConfigError, InvalidRequestError, shown
+from octavo.errors import ConfigError, InvalidRequestError, ThreadError, shown
 from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import SamplingParams
 
@@ -32,7 +33,12 @@ Tag = TypeVar("Tag")
 
 
 class LLM:
-    """A model with its engine, for use from one thread.
+    """A model with its engine, for one thread at a time.
+
+    A call while another thread is in one raises `ThreadError`, and that one goes on undisturbed. A
+    thread is in `generate` and `chat` from beginning to end, but in `stream` and `generate_each`
+    only while a step is computed: between two pieces anyone may call, and once begun they wait for
+    their turn instead. `core` itself has no such guard.
 
     Args:
         model: a known model's name or ``hf:org/repo``, pulled on first use, or the path of a
@@ -57,6 +63,7 @@ class LLM:
             warnings.warn(warning, stacklevel=2)
         self._processor = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_requests = 0
+        self._lock = threading.RLock()
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -102,15 +109,16 @@ class LLM:
         params = self._spread("sampling_params", sampling_params, len(listed), SamplingParams())
         priorities = self._spread("priority", priority, len(listed), 0)
         followed: list[RequestOutput] = []
-        try:
-            for prompt, param, value in zip(listed, params, priorities, strict=True):
-                followed.append(self._add(prompt, param, value, field))
-            for output in self._as_finished(followed):
-                if on_output is not None:
-                    on_output(output)
-        except BaseException:  # whatever it was, the engine must be empty for the next call
-            self._drop(followed)
-            raise
+        with self._alone():
+            try:
+                for prompt, param, value in zip(listed, params, priorities, strict=True):
+                    followed.append(self._add(prompt, param, value, field))
+                for output in self._as_finished(followed):
+                    if on_output is not None:
+                        on_output(output)
+            except BaseException:  # whatever it was, the engine must be empty for the next call
+                self._drop(followed)
+                raise
         return followed
 
     def generate_each(
@@ -125,18 +133,20 @@ class LLM:
         window = 4 * self.config.max_num_seqs
         queue = iter(requests)
         running: list[tuple[Tag, RequestOutput]] = []
+        has_begun = False
         try:
             while True:
-                while len(running) < window and (entry := next(queue, None)) is not None:
-                    tag, prompt, params, priority = entry
-                    running.append((tag, self._add(prompt, params, priority)))
-                if not running:
-                    return
-                finished = [pair for pair in running if pair[1].finished]
-                if not finished:  # else the caller's own calls have ended some meanwhile
-                    self._step()
-                    continue
-                running = [pair for pair in running if not pair[1].finished]
+                with self._alone(waits=has_begun):
+                    has_begun = True
+                    while len(running) < window and (entry := next(queue, None)) is not None:
+                        tag, prompt, params, priority = entry
+                        running.append((tag, self._add(prompt, params, priority)))
+                    if not running:
+                        return
+                    if not any(output.finished for _, output in running):
+                        self._step()  # else other calls have ended some meanwhile
+                    finished = [pair for pair in running if pair[1].finished]
+                    running = [pair for pair in running if not pair[1].finished]
                 yield from finished
         finally:
             self._drop([output for _, output in running])
@@ -186,16 +196,19 @@ class LLM:
     def _stream(
         self, prompt: Prompt, params: SamplingParams
     ) -> Iterator[tuple[str, RequestOutput]]:
-        output = self._add(prompt, params, 0)
+        with self._alone():
+            output = self._add(prompt, params, 0)
         choice = output.outputs[0]
         num_shown = 0
         try:
-            while not output.finished:
-                self._step()
-                text, num_shown = choice.text[num_shown:], len(choice.text)
+            while True:
+                with self._alone(waits=True):
+                    if not output.finished:
+                        self._step()
+                    elif num_shown == len(choice.text):
+                        return  # else another call's step ended it, with more text
+                    text, num_shown = choice.text[num_shown:], len(choice.text)
                 yield text, output
-            if num_shown < len(choice.text):  # another call's step ended it
-                yield choice.text[num_shown:], output
         finally:
             self._drop([output])
 
@@ -274,6 +287,24 @@ class LLM:
         self._num_requests += 1
         return self._processor.add(request, text)
 
+    @contextmanager
+    def _alone(self, *, waits: bool = False) -> Iterator[None]:
+        """Keep other threads out of the engine, not the caller's own calls further in.
+
+        Where another thread is in it, raise `ThreadError`, or wait: what has requests in the
+        engine must not lose them to who came later.
+        """
+        if not self._lock.acquire(blocking=waits):
+            raise ThreadError(
+                "another thread is using this LLM, which computes for one at a time; give each "
+                "thread an LLM of its own, hand all requests to one thread (a list of prompts "
+                "is computed together), or take turns under a lock"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _step(self) -> None:
         """Compute one step for whatever requests there are; their outputs grow."""
         assert self.core.has_requests, "waiting for requests that the engine does not have"
@@ -289,8 +320,11 @@ class LLM:
                 self._step()
 
     def _drop(self, outputs: Sequence[RequestOutput]) -> None:
-        for output in outputs:
-            if not output.finished:
+        running = [output for output in outputs if not output.finished]
+        if not running:
+            return  # and what never began must not wait
+        with self._alone(waits=True):
+            for output in running:
                 self.core.abort(output.request_id)
                 self._processor.discard(output.request_id)
 

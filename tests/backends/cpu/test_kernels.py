@@ -238,7 +238,7 @@ def test_products_of_codes(kind, num_rows, outputs, blocks, seed):
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(FLOAT_KINDS),
-    st.integers(1, 20),
+    st.integers(1, 33),
     st.integers(1, 100),
     st.sampled_from([1, 30, 64, 300]),
     st.integers(0, 2**32 - 1),
