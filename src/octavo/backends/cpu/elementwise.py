@@ -211,9 +211,6 @@ def add_row(x: Floats, at: int, y: Floats, y_at: int, size: int) -> None:
 def gate_row(x: Floats, gate: int, up: int, out: Floats, out_at: int, size: int, kind: int) -> None:
     """out = activation(x[gate:]) * x[up:], or without a gate (-1) activation(x[up:])."""
     for i in range(0, size, 16):
-        fetch(x, up + i + AHEAD)
-        if gate >= 0:
-            fetch(x, gate + i + AHEAD)
         u = load_f32(x, up + i)
         g = load_f32(x, gate + i) if gate >= 0 else u
         y = silu(g) if kind == SILU else gelu_tanh(g)

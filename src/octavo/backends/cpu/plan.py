@@ -18,7 +18,7 @@ from __future__ import annotations
     NUM_BLOCKS,
     K_AT,  # columns of a row of q, k, v where k and v begin
     V_AT,
-    UP_AT,  # column of a row of gate, up where up begins; gate is at 0
+    UP_AT,  # output of gate and up, packed as one matrix, where up begins; gate is at 0
     GATED,
     ACTIVATION,
     POST_NORMS,
