@@ -26,6 +26,7 @@ import numpy as np
 
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
+    INT_ZERO,
     exp,
     fetch,
     fma,
@@ -322,5 +323,5 @@ def attend_tile(rows: int, tile: Tile, blocks: Blocks, head_dim: int) -> None:
     """Attend a tile over all that it sees: its segments in ascending order, into its ``total``."""
     begin = tile.low[0] // SEGMENT * SEGMENT
     for first in range(begin, tile.limit[rows - 1], SEGMENT):
-        attend_segment(rows, tile, blocks, head_dim, first, tile.part, 0)
-        merge(rows, tile, head_dim, first, tile.part, 0)
+        attend_segment(rows, tile, blocks, head_dim, first, tile.part, INT_ZERO)
+        merge(rows, tile, head_dim, first, tile.part, INT_ZERO)

@@ -125,7 +125,7 @@ class Compiled:
         if not self.was_loaded:
             say(f"compiling {self._what}: up to half a minute, {how_often}")
         begin = time.monotonic()
-        with _without_gc(), _second_level():
+        with _without_gc(), _first_level():
             dispatcher.compile(signature)
         if not self.was_loaded:
             say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
@@ -235,10 +235,10 @@ def _without_gc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _second_level() -> Iterator[None]:
-    """Let LLVM optimise at its second level: the third takes longer, and no kernel gets faster."""
+def _first_level() -> Iterator[None]:
+    """Let LLVM optimise at its first level: others take longer, and no kernel gets faster."""
     before = config.OPT
-    config.OPT = type(before)(min(2, before))
+    config.OPT = type(before)(min(1, before))
     try:
         yield
     finally:

@@ -2,24 +2,27 @@
 
 Numba by itself optimises every function together with all that it calls, and makes machine code of
 it, before its caller does the same again: with five levels of kernels that is minutes. A kernel
-here is only lowered to LLVM's language; whoever calls it links it in, and the entry point (an
-ordinary ``numba.njit`` function) has the whole optimised in one go. A kernel cannot be called from
-Python.
+here is only lowered to LLVM's language, by those of Numba's passes that do something for it;
+whoever calls it links it in, and the entry point (an ordinary ``numba.njit`` function) has the
+whole optimised in one go. A kernel cannot be called from Python.
 """
 
 # mypy: disable-error-code="no-untyped-call, misc"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import llvmlite.binding as llvm
 import numba
-from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
-from numba.core.compiler_machinery import register_pass
+import numpy as np
+from numba.core import cgutils
+from numba.core import typed_passes as typed
+from numba.core import untyped_passes as untyped
+from numba.core.compiler import CompilerBase, _LowerResult
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.funcdesc import PythonFunctionDescriptor
 from numba.core.lowering import Lower
-from numba.core.typed_passes import NativeLowering, NoPythonBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,8 +76,22 @@ def _relinked(module: Any, linkage: str) -> Any:
     return copy
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
-class _KernelLowering(NativeLowering):
+class _Lower(Lower):
+    """Numba's, for functions that count no references and have no debugger's notes."""
+
+    def storevar(self, value: Any, name: str, argidx: Any = None) -> None:  # noqa: ARG002
+        self._alloca_var(name, self.typeof(name))
+        if name in self._singly_assigned_vars:
+            self._blk_local_varmap[name] = value
+        else:
+            self.builder.store(value, self.getvar(name))
+
+    def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:  # noqa: ARG002
+        return cgutils.alloca_once(self.builder, lltype, name=name)
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class _KernelLowering(typed.NativeLowering):
     """Numba's last pass without optimising, without machine code, without a way in from Python."""
 
     _name = "octavo_kernel_lowering"
@@ -84,6 +101,7 @@ class _KernelLowering(NativeLowering):
         library = context.codegen().create_library(state.func_id.func_qualname)
         _keep_raw(library)
         state.library = library
+        state.type_annotation = None  # for Numba's printed listings
         description = PythonFunctionDescriptor.from_specialized_function(
             state.func_ir,
             state.typemap,
@@ -95,7 +113,7 @@ class _KernelLowering(NativeLowering):
             abi_tags=[state.flags.get_mangle_string()],
         )
         with context.push_code_library(library):
-            lower = Lower(context, library, description, state.func_ir, metadata=state.metadata)
+            lower = _Lower(context, library, description, state.func_ir, metadata=state.metadata)
             lower.lower()
         # Numba wants a built-in function as the overload's identity; this one is never called.
         identity = [description].append
@@ -104,21 +122,37 @@ class _KernelLowering(NativeLowering):
         return True
 
 
+_PASSES: Final = (
+    untyped.TranslateByteCode,
+    untyped.FixupArgs,
+    untyped.IRProcessing,
+    untyped.RewriteSemanticConstants,
+    untyped.DeadBranchPrune,
+    untyped.GenericRewrites,
+    untyped.ReconstructSSA,
+    typed.NopythonTypeInference,
+    typed.PreLowerStripPhis,
+    _KernelLowering,
+    typed.NoPythonBackend,
+)
+"""Of Numba's two dozen: kernels have no closures, no ``with``, no array expressions, no lists."""
+
+
 class _KernelCompiler(CompilerBase):
     def define_pipelines(self) -> list[Any]:
-        pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes = [
-            (_KernelLowering if step is NativeLowering else step, text)
-            for step, text in pipeline.passes
-        ]
-        assert any(step is _KernelLowering for step, _ in passes), NoPythonBackend
-        pipeline.passes[:] = passes
+        pipeline = PassManager("kernel")
+        for step in _PASSES:
+            pipeline.add_pass(step, step._name)
         pipeline.finalize()
         return [pipeline]
 
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
 """Of every function, entry points too: no GIL, no reassociated floats, no counted references."""
+
+
+INT_ZERO: Any = np.int64(0)
+"""For arguments: given a literal 0, Numba compiles the function once more, for that literal."""
 
 
 def kernel(function: Function) -> Function:

@@ -44,7 +44,7 @@ from octavo.backends.cpu.row_phases import (
     turn_and_store_heads,
 )
 from octavo.backends.cpu.sampling import sample
-from octavo.backends.cpu.simd import kernel
+from octavo.backends.cpu.simd import INT_ZERO, kernel
 from octavo.backends.cpu.team import (
     begin_phases,
     end_phase,
@@ -164,7 +164,7 @@ def enter(
         post_quit(sync)
         return
     mode = take_rounding_mode()
-    done = 0
+    done = INT_ZERO
     while True:
         if thread == 0:
             if num_threads > 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.elementwise import GROUP_SIZE, gate_row, quantise_row
 from octavo.backends.cpu.gemm import PANEL_ROWS, multiply_chunk
-from octavo.backends.cpu.simd import kernel, load_f32, store_f32
+from octavo.backends.cpu.simd import INT_ZERO, kernel, load_f32, store_f32
 from octavo.backends.cpu.team import claim
 from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK, codes_stride
 
@@ -89,7 +89,9 @@ def _quantise_columns(
     """Quantise columns ``first`` to ``first + size`` - 1 of all rows at once."""
     scales = scratch[_NUMBERS_AT:]
     sums, half_sums = scales[_NUMBERS:], scales[2 * _NUMBERS :]
-    quantise_row(scratch, 0, (stop - row) * CHUNK, spare, 0, scales, sums, half_sums, 0)
+    quantise_row(
+        scratch, INT_ZERO, (stop - row) * CHUNK, spare, INT_ZERO, scales, sums, half_sums, INT_ZERO
+    )
     for m in range(row, stop):
         source = (m - row) * _GROUPS
         target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE

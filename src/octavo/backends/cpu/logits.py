@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from octavo.backends.cpu.simd import (
+    INT_ZERO,
     F32x16,
     Floats,
     Ints,
@@ -252,7 +253,7 @@ def _select(
     They count by value (`nucleus_threshold`) or one each (the goal-th largest). ``n`` is a multiple
     of 16. Values below ``floor`` are not looked at first; returns -1 if the others do not reach it.
     """
-    above, prefix = 0.0, n - n  # a literal 0 would make a kernel of its own
+    above, prefix = 0.0, INT_ZERO
     for shift in range(20, -1, -10):
         _bin_up(x, n, bins, shift, prefix, floor, by_value)
         found, before, reached = -1, above, False

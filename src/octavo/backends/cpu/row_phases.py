@@ -19,7 +19,7 @@ from octavo.backends.cpu.elementwise import (
     rotate_head,
     store_head,
 )
-from octavo.backends.cpu.simd import fetch, inlined, kernel, load_f32, store_f32, zero_f32
+from octavo.backends.cpu.simd import INT_ZERO, fetch, inlined, kernel, load_f32, store_f32, zero_f32
 from octavo.backends.cpu.team import claim
 from octavo.backends.cpu.tiles import codes_stride
 
@@ -180,7 +180,7 @@ def _head(
     for d in range(0, head_dim, 16):
         fetch(wide, place + model[p.WIDE_STRIDE] + d)  # the next token's
     if norm >= 0:
-        _norm_row(wide, place, floats, norm, bias, spare, 0, head_dim, plan.reals[p.EPS])
+        _norm_row(wide, place, floats, norm, bias, spare, INT_ZERO, head_dim, plan.reals[p.EPS])
         for d in range(0, head_dim, 16):
             store_f32(wide, place + d, load_f32(spare, d))
     if head < heads + kv_heads and layer[p.ROPE_DIM] > 0:

@@ -29,7 +29,7 @@ from octavo.backends.cpu.logits import (
     vector,
     weigh,
 )
-from octavo.backends.cpu.simd import Floats, Ints, inlined, kernel, splat, store_f32
+from octavo.backends.cpu.simd import INT_ZERO, Floats, Ints, inlined, kernel, splat, store_f32
 from octavo.backends.cpu.team import barrier, claim
 from octavo.backends.cpu.words import doubles_at, floats_at, ints_at, longs_at
 
@@ -173,7 +173,7 @@ def _sample_row(
         source, start, top = x, at, largest
         if row[IS_PLAIN] == 0:
             _edit(x, at, n, tail, row, real, lists, amounts, values, counts)
-            source, start = values, at - at  # a literal 0 would make kernels of its own
+            source, start = values, INT_ZERO
             copy_tail(source, start, n, tail)
             top = largest_of(source, start, n, tail)
         row[TOKEN] = -1

@@ -12,7 +12,7 @@ A kernel is Python that Numba compiles; these are the words it may use beyond Py
 Knows no model and no layout.
 """
 
-from octavo.backends.cpu.compiler import inlined, kernel
+from octavo.backends.cpu.compiler import INT_ZERO, inlined, kernel
 from octavo.backends.cpu.simd.arithmetic import (
     absolute,
     alternate_high,
@@ -68,6 +68,7 @@ from octavo.backends.cpu.simd.memory import (
 from octavo.backends.cpu.simd.vectors import F32x16, Floats, I32x16, Ints, emit
 
 __all__ = [
+    "INT_ZERO",
     "F32x16",
     "Floats",
     "I32x16",
