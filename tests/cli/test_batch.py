@@ -193,10 +193,13 @@ def test_another_model_is_not_found(batch):
     assert response["body"]["error"]["param"] == "model"
 
 
-def test_an_echo_is_the_prompt_and_the_answer(answer):
+def test_an_echo_is_the_prompt_and_the_answer(batch):
     asked = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
-    (plain,) = answer(completion("a", "hello", **asked))["choices"]
-    (choice,) = answer(completion("b", "hello", echo=True, logprobs=0, **asked))["choices"]
+    _, results, _ = batch(
+        completion("a", "hello", **asked),
+        completion("b", "hello", echo=True, logprobs=0, **asked),
+    )
+    (plain,), (choice,) = (results[name]["response"]["body"]["choices"] for name in "ab")
     assert choice["text"] == "hello" + plain["text"]
     logprobs = choice["logprobs"]
     assert "prompt_logprobs" not in choice
