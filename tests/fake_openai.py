@@ -49,7 +49,7 @@ class FakeServer:
         body = await request.json()
         self.paths.append(request.path)
         self.bodies.append(body)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         number, script = len(self.bodies), self.script
         if script.status in (301, 307):
             raise web.HTTPTemporaryRedirect("/elsewhere")
