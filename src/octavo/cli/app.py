@@ -8,7 +8,7 @@ from octavo import __version__
 from octavo.cli.batch import batch
 from octavo.cli.bench import latency, throughput
 from octavo.cli.bench_kernels import kernels
-from octavo.cli.bench_serve import MANY_VALUES, serve
+from octavo.cli.bench_serve import MANY_VALUES, bench_serve
 from octavo.cli.chat import chat
 from octavo.cli.demo import demo
 from octavo.cli.eval import perplexity
@@ -44,7 +44,7 @@ _bench = typer.Typer(
 )
 for _command in (latency, throughput, kernels):
     _bench.command(_command.__name__)(guarded(_command))
-_bench.command("serve", cls=many_values(*MANY_VALUES))(guarded(serve))
+_bench.command("serve", cls=many_values(*MANY_VALUES))(guarded(bench_serve))
 app.add_typer(_bench, name="bench")
 
 

@@ -28,7 +28,7 @@ MANY_VALUES = ("--goodput", "--metadata", "--header")
 @settings_options(Traffic, "traffic")
 @settings_options(DatasetSettings, "dataset")
 @settings_options(Target, "target")
-def serve(
+def bench_serve(
     *,
     as_json: AsJson = False,
     csv_file: Annotated[
