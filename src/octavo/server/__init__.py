@@ -1,0 +1,1 @@
+"""The front for the network: HTTP, metrics, logs, traces."""
