@@ -24,9 +24,10 @@ LAYERS = (
     ("backends",),
     ("engine.batch", "engine.memory", "engine.timing"),
     ("engine.core",),
-    ("engine.outputs", "engine.build", "engine.llm"),
+    ("engine.outputs", "engine.stats", "engine.build", "engine.llm", "engine.async_engine"),
+    ("openai",),
     ("bench",),
-    ("", "cli"),
+    ("", "cli", "server"),
 )
 NO_ARRAYS = ("cache", "engine.request", "engine.scheduler", "config", "errors", "sampling.params")
 HEAVY = ("numpy", "numba", "tokenizers", "jinja2", "threadpoolctl")

@@ -3,6 +3,9 @@
     OctavoError
     ├── InvalidRequestError (ValueError)      a request that cannot be served as asked
     │   ├── ContextLengthError                it does not fit the context or the cache
+    │   ├── UnknownModelError                 it names another model than the one that answers
+    │   ├── BodyTooLargeError                 its body is longer than a server reads
+    │   ├── WrongPathError                    a server has no such path, or not for the method
     │   └── ChatTemplateError                 the model's own template refused the messages
     ├── ConfigError (ValueError)              a setting that cannot be honoured
     │   └── PolicyError                       a user's eviction policy failed or broke its contract
@@ -11,6 +14,10 @@
     │   ├── DownloadError                     the model could not be fetched
     │   └── ModelFileError                    the file is malformed or not supported
     ├── ThreadError (RuntimeError)            an engine that another thread is using
+    ├── QueueFullError                        a server has as many requests waiting as it may
+    ├── DrainingError                         a server that takes no more requests
+    ├── AuthenticationError                   a server's API key is missing or wrong
+    ├── EngineFaultError                      a step failed; a bug, and the server goes on
     ├── TraceError (ValueError)               a recorded trace that cannot be read or replayed
     └── InvariantError                        the accounts of the cache do not add up: our bug
 
@@ -53,6 +60,26 @@ class ContextLengthError(InvalidRequestError):
     """A request needs more tokens than the context or the cache can hold."""
 
     code = "context_length_exceeded"
+
+
+class UnknownModelError(InvalidRequestError):
+    """A request names a model that is not the one that answers."""
+
+    http_status = 404
+    code = "model_not_found"
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """A body is longer than the server reads."""
+
+    http_status = 413
+    code = "body_too_large"
+
+
+class WrongPathError(InvalidRequestError):
+    """A path that is not there, or one that does not take the method."""
+
+    code = "wrong_path"
 
 
 class ChatTemplateError(InvalidRequestError):
@@ -125,6 +152,34 @@ class ThreadError(OctavoError, RuntimeError):
     """A thread called an engine while another thread was in it; nothing has changed there."""
 
     code = "engine_in_use"
+
+
+class QueueFullError(OctavoError):
+    """A server holds as many waiting requests as it may; try again after ``retry_after`` s."""
+
+    http_status = 429
+    code = "queue_full"
+    retry_after: ClassVar[int] = 1
+
+
+class DrainingError(OctavoError):
+    """The server finishes what it has and takes no more."""
+
+    http_status = 503
+    code = "draining"
+
+
+class AuthenticationError(OctavoError):
+    """The API key is missing or wrong."""
+
+    http_status = 401
+    code = "invalid_api_key"
+
+
+class EngineFaultError(OctavoError):
+    """A step raised an exception: the requests in it have ended, whoever asked."""
+
+    code = "engine_fault"
 
 
 class TraceError(OctavoError, ValueError):

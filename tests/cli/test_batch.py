@@ -135,7 +135,7 @@ def test_completion_logprobs(answer):
     )
     (choice,) = body["choices"]
     logprobs = choice["logprobs"]
-    assert logprobs["text_offset"][0] == 0
+    assert logprobs["text_offset"][0] == len("hello")
     for token, value, top in zip(
         logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
     ):
@@ -158,7 +158,6 @@ def test_completion_logprobs(answer):
         (chat("a", max_tokens=1, max_completion_tokens=2), "max_completion_tokens"),
         (chat("a", max_tokens=-1), "max_tokens"),
         (chat("a", temperature="hot"), "temperature"),
-        (chat("a", model="another"), "model"),
         (chat("a", priority=0.5), "priority"),
         (chat("a", messages=[]), "messages"),
         (chat("a", chat_template_kwargs=[1]), "chat_template_kwargs"),
@@ -170,7 +169,9 @@ def test_completion_logprobs(answer):
         (completion("a", []), "prompt"),
         (completion("a", ["x", 1]), "prompt"),
         (completion("a", [100_000]), "prompt"),
-        (completion("a", echo=True), "echo"),
+        (completion("a", best_of=2), "best_of"),
+        (completion("a", add_special_tokens=False), "add_special_tokens"),
+        (chat("a", stream_options={"include_usage": True}), "stream_options"),
         (completion("a", suffix="x"), "suffix"),
         (request("a", "/v1/chat/completions", {}), "messages"),
         (request("a", "/v1/chat/completions", None), "body"),
@@ -182,6 +183,30 @@ def test_what_is_not_honoured_is_refused_by_name(refuse, line, param):
     error = refuse(line)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+def test_another_model_is_not_found(batch):
+    _, results, _ = batch(chat("a", model="another"))
+    response = results["a"]["response"]
+    assert response["status_code"] == 404
+    assert response["body"]["error"]["code"] == "model_not_found"
+    assert response["body"]["error"]["param"] == "model"
+
+
+def test_an_echo_is_the_prompt_and_the_answer(batch):
+    asked = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    _, results, _ = batch(
+        completion("a", "hello", **asked),
+        completion("b", "hello", echo=True, logprobs=0, **asked),
+    )
+    (plain,), (choice,) = (results[name]["response"]["body"]["choices"] for name in "ab")
+    assert choice["text"] == "hello" + plain["text"]
+    logprobs = choice["logprobs"]
+    assert "prompt_logprobs" not in choice
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"][0] == 0
+    assert "hello" in "".join(logprobs["tokens"])
 
 
 def test_what_asks_for_nothing_is_accepted(answer):

@@ -17,6 +17,7 @@ from octavo.cli.models import models
 from octavo.cli.pull import pull
 from octavo.cli.run import run
 from octavo.cli.selftest import selftest
+from octavo.cli.serve import serve
 from octavo.cli.simulate import simulate
 
 # Plain help: it is quick, it greps, and it says a flag's whole name in a narrow terminal.
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, chat, batch):
+for _command in (run, chat, batch, serve):
     app.command(_command.__name__)(guarded(_command))
 app.command("demo", cls=ManyValuesCommand)(guarded(demo))
 for _command in (pull, models, inspect, simulate, selftest):

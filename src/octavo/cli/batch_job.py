@@ -9,9 +9,9 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.openai_request import ParsedBody, model_names, parse_body
-from octavo.cli.openai_response import chat_body, completion_body, error_body
 from octavo.errors import InvalidRequestError, OctavoError
+from octavo.openai.request import ParsedBody, model_names, parse_body
+from octavo.openai.response import error_body, finished_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,10 +66,11 @@ class Job:
         model = model_names(llm)[0]
         if failed is not None:
             status, body = failed.http_status, error_body(failed)
-        elif self._chat:
-            status, body = 200, chat_body(outputs[0], self.asked.params, model, llm.tokenizer)
         else:
-            status, body = 200, completion_body(outputs, self.asked.params, model)
+            status, body = (
+                200,
+                finished_body(outputs, self.asked, llm.tokenizer, chat=self._chat, model=model),
+            )
         response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
         return status, {
             "id": f"batch_req_{uuid.uuid4().hex}",

@@ -62,6 +62,8 @@ class EngineCore:
         )
         self.sampler = Sampler(arithmetic)
         self.num_steps = 0
+        self.num_prompt_tokens = 0
+        """Prompt tokens computed so far, what was computed again among them."""
         self.seconds = StepSeconds()
         """What each part of the steps has taken so far."""
         self._num_arrivals = 0
@@ -178,6 +180,10 @@ class EngineCore:
             assert not self.has_requests, "requests wait and none was scheduled"
             return []
         self.num_steps += 1
+        for request, count in output.num_scheduled_tokens.items():
+            left = request.num_prompt_tokens - request.num_computed_tokens
+            if left > 0:
+                self.num_prompt_tokens += min(left, count)
         scheduled = perf_counter()
         batch, rows = build_batch(output.num_scheduled_tokens, self.cache.block_size)
         built = perf_counter()

@@ -74,6 +74,18 @@ class RequestOutput:
         return all(output.finished for output in self.outputs)
 
 
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What came to one choice since the last one: joined, a choice's deltas are the choice."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
 class _Choice:
     """The text of one choice while it is being made."""
 

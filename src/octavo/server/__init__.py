@@ -1,1 +1,1 @@
-"""The front for the network: HTTP, metrics, logs, traces."""
+"""The HTTP front: OpenAI's API, and what watches it. Needs the extra `serve`."""

@@ -1,0 +1,78 @@
+"""`octavo serve`: an OpenAI-compatible server."""
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from octavo.cli.options import engine_options
+from octavo.cli.terminal import open_llm, say
+from octavo.errors import ConfigError
+
+_KEYS = "OCTAVO_API_KEY"
+
+
+@engine_options()
+def serve(
+    model_name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The model; the same as --model.")
+    ] = None,
+    *,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; 0.0.0.0 is every interface.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="What clients call the model; may be given several times."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A key that clients must send; several are good. [also: {_KEYS}]"),
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait beyond those that run.")
+    ] = 1024,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long to finish what runs when told to end.")
+    ] = 30.0,
+    engine: dict[str, Any],
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API has it: /v1/chat/completions and the rest.
+
+    Prints one line when it is ready. SIGTERM and Ctrl-C let it finish what runs; a second one ends
+    it at once.
+    """
+    try:
+        from octavo.server.run import listen
+        from octavo.server.run import serve as run_server
+        from octavo.server.state import ServerState
+    except ImportError as error:
+        raise ConfigError(
+            f"octavo serve needs {error.name}; install it: pip install 'octavo[serve]'"
+        ) from None
+    if model_name is not None:
+        engine = {**engine, "model": model_name}
+    listener = listen(host, port)
+
+    from octavo import LLM
+    from octavo.engine.async_engine import AsyncEngine
+
+    llm = open_llm(LLM, engine, verbose=True)
+    keys = [*(api_key or ()), *filter(None, [os.environ.get(_KEYS)])]
+
+    def make_state() -> ServerState:
+        return ServerState(
+            AsyncEngine(llm, max_waiting=max_waiting),
+            served_names=tuple(served_model_name or ()),
+            api_keys=tuple(keys),
+        )
+
+    name, number = listener.getsockname()[:2]
+    shown_host = f"[{name}]" if ":" in name else name
+
+    def say_ready() -> None:
+        typer.echo(f"octavo serves {llm.config.model} at http://{shown_host}:{number}")
+
+    run_server(make_state, listener, drain_seconds=drain_seconds, on_ready=say_ready)
+    say("octavo has stopped")

@@ -1,0 +1,431 @@
+"""AsyncEngine: an LLM on a thread of its own, asked from an asyncio event loop.
+
+The thread takes commands and computes steps; what a step brought goes to the loop in one call, for
+all requests together. Tokenising, templates and JSON stay on the loop's side.
+
+    async with AsyncEngine(llm) as engine:
+        stream = engine.submit({"prompt": "The capital of France is"}, SamplingParams())
+        async for deltas in stream:
+            print(*(delta.text for delta in deltas))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, Protocol
+
+from octavo.engine.outputs import Delta
+from octavo.engine.stats import RequestStats, StepStats
+from octavo.errors import DrainingError, EngineFaultError, OctavoError, QueueFullError, in_one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from octavo.engine.llm import LLM, Prompt
+    from octavo.engine.outputs import RequestOutput
+    from octavo.engine.request import Request
+    from octavo.sampling.params import SamplingParams
+
+SWITCH_INTERVAL: Final = 1e-4
+"""Seconds after which a busy thread gives way to the engine's; Python's own 5 ms double a step."""
+
+_log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Who is told what happens, on the loop's thread: metrics, logs, traces."""
+
+    def on_step(self, step: StepStats) -> None:
+        """A step has been computed."""
+
+    def on_first_token(self, stats: RequestStats, seconds: float) -> None:
+        """A request's first token came ``seconds`` after its arrival."""
+
+    def on_token_gap(self, seconds: float, count: int) -> None:
+        """``count`` tokens of one choice came ``seconds`` after the ones before."""
+
+    def on_finished(self, stats: RequestStats) -> None:
+        """A request has ended, however."""
+
+
+class Stream:
+    """One request's answer as it comes: an asynchronous iterator over what each step brought."""
+
+    def __init__(self, engine: AsyncEngine, stats: RequestStats, num_choices: int) -> None:
+        self.stats = stats
+        self.output: RequestOutput | None = None
+        """What all requests have; there once anything came, and complete at the end."""
+        self._engine = engine
+        self._arrived: list[Delta] = []
+        self._ended = False
+        self._error: OctavoError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        # The engine thread's: how much of each choice has been told.
+        self._told = [_Told() for _ in range(num_choices)]
+        self._last_arrival = [0.0] * num_choices
+
+    def __aiter__(self) -> Stream:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        """Return all that came since the last call; wait for something if that is nothing.
+
+        Raises `OctavoError` if the request was refused by the engine, or a step failed.
+        """
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come from the engine."""
+        return self._ended
+
+    def abort(self) -> None:
+        """End the request if it has not ended; its blocks are free within a step."""
+        self._engine.abort(self)
+
+    # -- the loop's side, called by the engine ----------------------------------------------------
+
+    def _take(self, deltas: list[Delta], *, ended: bool, error: OctavoError | None = None) -> None:
+        self._arrived += deltas
+        self._ended = self._ended or ended
+        self._error = self._error or error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Told:
+    """How much of one choice has been told."""
+
+    __slots__ = ("ended", "num_characters", "num_preemptions", "num_recomputed", "num_tokens")
+
+    def __init__(self) -> None:
+        self.num_characters = 0
+        self.num_tokens = 0
+        self.num_preemptions = 0
+        self.num_recomputed = 0
+        self.ended = False
+
+    def take_counts(self, request: Request) -> None:
+        self.num_preemptions = request.num_preemptions
+        self.num_recomputed = request.num_recomputed_tokens
+
+
+_News = tuple[Stream, "list[Delta]", bool, "OctavoError | None"]
+
+
+class AsyncEngine:
+    """Many requests at once on one `LLM`, which is the engine's alone until it is closed.
+
+    ``max_waiting`` is how many requests may be open beyond those that can run. All methods are for
+    the thread of the loop in which the engine was started.
+    """
+
+    def __init__(
+        self, llm: LLM, *, max_waiting: int = 1024, observers: Iterable[Observer] = ()
+    ) -> None:
+        self.llm = llm
+        self.max_waiting = max_waiting
+        self.fault: str | None = None
+        """What the engine died of; None while it lives."""
+        self.is_draining = False
+        self._observers = tuple(observers)
+        self._open: set[Stream] = set()
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        self._switch_interval = sys.getswitchinterval()
+        # The engine thread's own.
+        self._streams: dict[str, Stream] = {}
+        self._unscheduled: dict[str, Stream] = {}
+
+    # -- the loop's side --------------------------------------------------------------------------
+
+    async def __aenter__(self) -> AsyncEngine:
+        """Start the engine's thread."""
+        self._loop = asyncio.get_running_loop()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        self._thread = threading.Thread(target=self._work, name="octavo-engine", daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Abort what runs and end the thread."""
+        for stream in list(self._open):
+            stream.abort()
+        self._commands.put(None)
+        assert self._thread is not None
+        await asyncio.to_thread(self._thread.join)
+        sys.setswitchinterval(self._switch_interval)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        arrived: float | None = None,
+    ) -> Stream:
+        """Hand over a request that `LLM.check` has passed; ``arrived`` is when it came.
+
+        Raises `QueueFullError`, `DrainingError` or `EngineFaultError` if it is not taken.
+        """
+        if self.fault is not None:
+            raise EngineFaultError(f"the engine has stopped ({self.fault}); restart the server")
+        if self.is_draining:
+            raise DrainingError("the server is shutting down and takes no more requests")
+        limit = self.llm.config.max_num_seqs + self.max_waiting
+        if len(self._open) >= limit:
+            raise QueueFullError(
+                f"{len(self._open)} requests are open, and {limit} may be; try again later"
+            )
+        stats = RequestStats(request_id, params, 0, perf_counter() if arrived is None else arrived)
+        stream = Stream(self, stats, params.n)
+        self._open.add(stream)
+        self._idle.clear()
+        self._commands.put(lambda: self._add(stream, prompt, params, priority))
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """End a request if it has not ended."""
+        if not stream.ended:
+            self._commands.put(lambda: self._abort(stream))
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, wait at most ``seconds`` until none is open, abort the rest."""
+        self.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        for stream in list(self._open):
+            stream.abort()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def _deliver(self, step: StepStats | None, news: list[_News]) -> None:
+        """Hand out what a step brought; the only way from the engine's thread to the loop."""
+        for stream, deltas, ended, error in news:
+            stream._take(deltas, ended=ended, error=error)
+            if ended:
+                self._open.discard(stream)
+        if not self._open:
+            self._idle.set()
+        if step is not None:
+            for observer in self._observers:
+                observer.on_step(step)
+        for stream, deltas, ended, _ in news:
+            self._observe(stream, deltas, step)
+            if ended:
+                for observer in self._observers:
+                    observer.on_finished(stream.stats)
+
+    def _observe(self, stream: Stream, deltas: list[Delta], step: StepStats | None) -> None:
+        if step is None or not self._observers:
+            return
+        stats = stream.stats
+        for delta in deltas:
+            if not delta.token_ids:
+                continue
+            before = stream._last_arrival[delta.index]
+            stream._last_arrival[delta.index] = step.ended
+            for observer in self._observers:
+                if before:
+                    observer.on_token_gap(step.ended - before, len(delta.token_ids))
+                elif stats.first_token == step.ended and delta.index == 0:
+                    observer.on_first_token(stats, step.ended - stats.arrived)
+
+    # -- the engine's thread ----------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Take commands and compute steps until None comes."""
+        with self.llm._alone():
+            core = self.llm.core
+            while True:
+                if not core.has_requests:
+                    command = self._commands.get()
+                    if command is None:
+                        return
+                    command()
+                while not self._commands.empty():
+                    command = self._commands.get()
+                    if command is None:
+                        return
+                    command()
+                if core.has_requests:
+                    self._step()
+
+    def _step(self) -> None:
+        llm, stats = self.llm, self.llm.core.cache.stats
+        num_prompt, recomputed = llm.core.num_prompt_tokens, stats.recomputed_tokens
+        began = perf_counter()
+        try:
+            touched = llm.core.step()
+            llm._processor.process(touched)
+        except Exception as error:
+            self._fail(error)
+            return
+        ended = perf_counter()
+        self._note_scheduled(began)
+        news: dict[str, _News] = {}
+        num_output = 0
+        for request in touched:
+            stream = self._streams.get(request.request_id)
+            if stream is None:
+                continue
+            stream._told[request.choice].take_counts(request)
+            if request.request_id in news:
+                continue
+            deltas = self._news_of(stream)
+            count = sum(len(delta.token_ids) for delta in deltas)
+            num_output += count
+            if count:
+                stream.stats.last_token = ended
+                stream.stats.first_token = stream.stats.first_token or ended
+            stream.stats.num_cached_tokens = request.num_cached_tokens or 0
+            assert stream.output is not None
+            news[request.request_id] = (stream, deltas, stream.output.finished, None)
+        for stream, _, has_ended, _ in news.values():
+            if has_ended:
+                self._forget(stream, ended)
+        step = StepStats(
+            began,
+            ended,
+            llm.core.num_prompt_tokens - num_prompt,
+            num_output,
+            stats.recomputed_tokens - recomputed,
+        )
+        self._post(step, list(news.values()))
+
+    def _add(self, stream: Stream, prompt: Prompt, params: SamplingParams, priority: int) -> None:
+        stats = stream.stats
+        stats.queued = perf_counter()
+        try:
+            stream.output = output = self.llm._add(prompt, params, priority)
+        except Exception as error:
+            if not isinstance(error, OctavoError):
+                _log.error("a request could not be added", exc_info=error)
+                error = EngineFaultError(f"the request could not be added: {in_one_line(error)}")
+            stats.ended = stats.queued
+            stats.error, stats.finish_reasons = str(error), ["error"]
+            self._post(None, [(stream, [], True, error)])
+            return
+        stats.num_prompt_tokens = len(output.prompt_token_ids)
+        key = output.request_id
+        self._streams[key] = self._unscheduled[key] = stream
+
+    def _abort(self, stream: Stream) -> None:
+        output = stream.output
+        if output is None or output.request_id not in self._streams:
+            return
+        for request in self.llm.core.scheduler.requests():
+            if request.request_id == output.request_id:
+                stream._told[request.choice].take_counts(request)
+        self.llm.core.abort(output.request_id)
+        self.llm._processor.discard(output.request_id)
+        for choice in output.outputs:
+            choice.finish_reason = choice.finish_reason or "abort"
+        deltas = self._news_of(stream)
+        self._forget(stream, perf_counter())
+        self._post(None, [(stream, deltas, True, None)])
+
+    def _fail(self, error: Exception) -> None:
+        """End every request with the error, and go on if the engine can be emptied."""
+        _log.error("a step failed: its requests have ended", exc_info=error)
+        text = in_one_line(error)
+        now = perf_counter()
+        news: list[_News] = []
+        for key, stream in list(self._streams.items()):
+            stream.stats.error = text
+            fault = EngineFaultError(f"the engine failed in a step of this request: {text}")
+            self._forget(stream, now)
+            stream.stats.finish_reasons = ["error"] * stream.stats.params.n
+            news.append((stream, [], True, fault))
+            self.llm._processor.discard(key)
+        try:
+            for request in list(self.llm.core.scheduler.requests()):
+                self.llm.core.finish(request)
+            self.llm.core.cache.clear()
+            self.llm.core.cache.check_invariants([])
+        except Exception as second:
+            self.fault = in_one_line(second)
+            _log.critical("the engine cannot be emptied: it has stopped", exc_info=second)
+        self._post(None, news)
+
+    def _news_of(self, stream: Stream) -> list[Delta]:
+        """Return what has come to a request's choices since the last time."""
+        assert stream.output is not None
+        deltas = []
+        for choice, told in zip(stream.output.outputs, stream._told, strict=True):
+            first, start = told.num_tokens, told.num_characters
+            if told.ended or (len(choice.token_ids) == first and not choice.finished):
+                continue
+            told.num_tokens, told.num_characters = len(choice.token_ids), len(choice.text)
+            told.ended = choice.finished
+            deltas.append(
+                Delta(
+                    choice.index,
+                    choice.text[start:],
+                    choice.token_ids[first:],
+                    None if choice.logprobs is None else choice.logprobs[first:],
+                    choice.finish_reason,
+                    choice.stop_reason,
+                )
+            )
+        return deltas
+
+    def _note_scheduled(self, began: float) -> None:
+        """Note who was computed for the first time, and what the others wait for."""
+        if not self._unscheduled:
+            return
+        scheduler = self.llm.core.scheduler
+        waiting = {request.request_id: request for request in scheduler.waiting}
+        has_seats = len(scheduler.running) < scheduler.max_num_seqs
+        for key, stream in list(self._unscheduled.items()):
+            request = waiting.get(key)
+            if request is None or request.num_cached_tokens is not None:
+                stream.stats.scheduled = began
+                del self._unscheduled[key]
+            elif request.blocked_on is not None:
+                stream.stats.waited_for = "prefix"
+            else:
+                stream.stats.waited_for = "room" if has_seats else "seats"
+
+    def _forget(self, stream: Stream, now: float) -> None:
+        output = stream.output
+        assert output is not None
+        self._streams.pop(output.request_id, None)
+        self._unscheduled.pop(output.request_id, None)
+        stats = stream.stats
+        stats.ended = now
+        stats.num_output_tokens = sum(len(choice.token_ids) for choice in output.outputs)
+        stats.finish_reasons = [choice.finish_reason or "abort" for choice in output.outputs]
+        stats.num_preemptions = sum(told.num_preemptions for told in stream._told)
+        stats.num_recomputed_tokens = sum(told.num_recomputed for told in stream._told)
+        stats.error = stats.error or output.error
+
+    def _post(self, step: StepStats | None, news: list[_News]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._deliver, step, news)

@@ -1,0 +1,1 @@
+"""OpenAI's forms: bodies of requests read, answers written. Knows no transport."""

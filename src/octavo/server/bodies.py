@@ -1,0 +1,61 @@
+"""Read a request's body as a JSON object, within bounds; write an answer as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from octavo.errors import BodyTooLargeError, InvalidRequestError, OctavoError
+from octavo.openai.response import error_body
+from octavo.server.state import MOST_BODY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+_decoder = msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder()
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Return the body. Raises `InvalidRequestError` if it is no JSON object, or too long."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MOST_BODY_BYTES:
+            raise BodyTooLargeError(
+                f"the body has more than {MOST_BODY_BYTES} bytes; send less in one request"
+            )
+        parts.append(part)
+    try:
+        body = _decoder.decode(b"".join(parts))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return body
+
+
+def json_response(
+    body: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return ``body`` as JSON."""
+    return Response(_encoder.encode(body), status, headers, "application/json")
+
+
+def error_response(error: OctavoError) -> Response:
+    """Return an error in OpenAI's form, with its status."""
+    retry_after = getattr(error, "retry_after", None)
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error_body(error), error.http_status, headers)
+
+
+def encoded(body: object) -> bytes:
+    """Return ``body`` as JSON bytes."""
+    return _encoder.encode(body)

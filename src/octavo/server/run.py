@@ -1,0 +1,114 @@
+"""Run a server until it is told to end: first it drains, then it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from octavo.errors import ConfigError
+from octavo.server.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.state import ServerState
+
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes a free one. Raises `ConfigError`."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; "
+            "take another --host or --port (0 picks a free one)",
+            param="port",
+        ) from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def serve(
+    make_state: Callable[[], ServerState],
+    listener: socket.socket,
+    *,
+    drain_seconds: float,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM, and then until nothing runs or ``drain_seconds`` are over.
+
+    A second signal ends it at once. ``make_state`` is called in the loop's thread.
+    """
+    config = uvicorn.Config("unused", log_config=None, access_log=False, lifespan="off")
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(make_state, listener, drain_seconds, on_ready))
+
+
+async def _serve(
+    make_state: Callable[[], ServerState],
+    listener: socket.socket,
+    drain_seconds: float,
+    on_ready: Callable[[], None],
+) -> None:
+    state = make_state()
+    config = uvicorn.Config(
+        create_app(state),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    async with state.engine as engine:
+        server = _Server(config, engine, drain_seconds, on_ready)
+        await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Drains at the first signal, stops at the second, or when it has drained."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: AsyncEngine,
+        drain_seconds: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_seconds = drain_seconds
+        self._on_ready = on_ready
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say that it is ready, once it is."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
+        """Take a signal."""
+        if self._engine.is_draining:
+            super().handle_exit(sig, frame)
+            return
+        self._engine.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        self._draining = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._engine.drain(self._drain_seconds)
+        self.should_exit = True

@@ -1,0 +1,194 @@
+"""What `/openapi.json` says of bodies and answers; `openai/request.py` is who checks them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+
+def _nullable(**schema: Any) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _integer(low: int | None = None, high: int | None = None) -> Schema:
+    limits = {"minimum": low, "maximum": high}
+    return _nullable(type="integer", **{k: v for k, v in limits.items() if v is not None})
+
+
+def _number(low: float | None = None, high: float | None = None) -> Schema:
+    limits = {"minimum": low, "maximum": high}
+    return _nullable(type="number", **{k: v for k, v in limits.items() if v is not None})
+
+
+_BOOL: Final = _nullable(type="boolean")
+_STRING: Final = _nullable(type="string")
+_IDS: Final = _nullable(type="array", items={"type": "integer", "minimum": 0})
+_STRINGS: Final = _nullable(type="array", items={"type": "string"})
+
+_SAMPLING: Final[dict[str, Schema]] = {
+    "model": _STRING,
+    "n": _integer(1, 128),
+    "temperature": _number(0),
+    "top_p": _number(0, 1),
+    "top_k": _integer(-1),
+    "min_p": _number(0, 1),
+    "seed": _integer(-(2**63), 2**64 - 1),
+    "max_tokens": _integer(0),
+    "max_completion_tokens": _integer(0),
+    "min_tokens": _integer(0),
+    "stop": {"anyOf": [{"type": "string"}, *_STRINGS["anyOf"]]},
+    "include_stop_str_in_output": _BOOL,
+    "stop_token_ids": _IDS,
+    "ignore_eos": _BOOL,
+    "repetition_penalty": _number(0.001, 1000),
+    "frequency_penalty": _number(-2, 2),
+    "presence_penalty": _number(-2, 2),
+    "logit_bias": _nullable(type="object", additionalProperties={"type": "number"}),
+    "bad_words": _STRINGS,
+    "allowed_token_ids": _IDS,
+    "prompt_logprobs": _integer(0, 20),
+    "skip_special_tokens": _BOOL,
+    "stream": _BOOL,
+    "stream_options": _nullable(
+        type="object", properties={"include_usage": _BOOL, "continuous_usage_stats": _BOOL}
+    ),
+    "priority": _integer(),
+    "cache_salt": _STRING,
+    "return_token_ids": _BOOL,
+    "timings": _BOOL,
+    "user": _STRING,
+}
+
+COMPLETION: Final[Schema] = {
+    "type": "object",
+    "required": ["prompt"],
+    "properties": {
+        "prompt": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                },
+            ]
+        },
+        "echo": _BOOL,
+        "logprobs": _integer(0, 20),
+        **_SAMPLING,
+    },
+}
+
+_CONTENT: Final[Schema] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            },
+        },
+        {"type": "null"},
+    ]
+}
+_MESSAGES: Final[Schema] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {"role": {"type": "string"}, "content": _CONTENT},
+    },
+}
+_TEMPLATE: Final[dict[str, Schema]] = {
+    "add_generation_prompt": _BOOL,
+    "continue_final_message": _BOOL,
+    "chat_template_kwargs": _nullable(type="object"),
+}
+
+CHAT: Final[Schema] = {
+    "type": "object",
+    "required": ["messages"],
+    "properties": {
+        "messages": _MESSAGES,
+        "logprobs": _BOOL,
+        "top_logprobs": _integer(0, 20),
+        **_TEMPLATE,
+        **_SAMPLING,
+    },
+}
+
+TOKENIZE: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "model": _STRING,
+        "prompt": {"type": "string"},
+        "messages": _MESSAGES,
+        "add_special_tokens": _BOOL,
+        "return_token_strs": _BOOL,
+        **_TEMPLATE,
+    },
+}
+
+DETOKENIZE: Final[Schema] = {
+    "type": "object",
+    "required": ["tokens"],
+    "properties": {
+        "model": _STRING,
+        "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    },
+}
+
+_ERROR: Final[Schema] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _STRING,
+                "code": _STRING,
+            },
+        }
+    },
+}
+_REASONS: Final = {
+    400: "A field cannot be honoured, or the prompt is too long; `param` names it.",
+    401: "The API key is missing or wrong.",
+    404: "No such model.",
+    413: "The body is too long.",
+    429: "As many requests wait as may; Retry-After says when to try again.",
+    500: "The engine failed in a step of this request.",
+    503: "The server is draining, or its engine has stopped.",
+}
+
+
+def documented(body: Schema) -> dict[str, Any]:
+    """Return what FastAPI needs to know of a route that takes ``body``."""
+    return {
+        **answers_json(*_REASONS),
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}}
+        },
+    }
+
+
+def answers_json(*errors: int) -> dict[str, Any]:
+    """Return what FastAPI needs to know of a route that answers an object, or these errors."""
+    responses: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"application/json": {"schema": {"type": "object"}}}}
+    }
+    for status in errors:
+        schema = {"type": "object"} if status == 503 else _ERROR
+        responses[status] = {
+            "description": _REASONS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+    return {"responses": responses}
