@@ -44,6 +44,7 @@ def test_names_types_and_labels_are_these_and_no_others() -> None:
     for seed in range(4):
         front.add("r", prompt(seed, 9), max_tokens=2)
         front.run()
+    front.metrics.http.observe("/x", "GET", 200, 0.1, {"request": 0, "response": 1})
     told = []
     for family in families(front.metrics):
         assert family.documentation

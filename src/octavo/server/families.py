@@ -119,8 +119,19 @@ class FamilyMaker:
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
         """Return a histogram."""
-        family = HistogramMetricFamily(name, text, labels=self._names)
-        family.add_metric(self._values, histogram.buckets(), histogram.sum)
+        return self.histograms(name, text, (), {(): histogram})
+
+    def histograms(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        samples: Mapping[tuple[str, ...], Histogram],
+    ) -> HistogramMetricFamily:
+        """Return histograms, one for each tuple of the values of ``labels``."""
+        family = HistogramMetricFamily(name, text, labels=[*self._names, *labels])
+        for values, histogram in samples.items():
+            family.add_metric([*self._values, *values], histogram.buckets(), histogram.sum)
         return family
 
     def summaries(

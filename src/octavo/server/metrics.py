@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from octavo.engine.request import FinishReason
 from octavo.server.engine_metrics import EngineMetrics
 from octavo.server.families import FamilyMaker, Histogram, RecentRate
+from octavo.server.http_metrics import HttpMetrics
 from octavo.server.phases import phase_seconds
 
 if TYPE_CHECKING:
@@ -91,9 +92,12 @@ class Metrics(Collector):
         self._num_output_tokens = 0
         self._prefill_rate = RecentRate()
         self._decode_rate = RecentRate()
+        self.http = HttpMetrics()
+        """For `WatchHttp`, the middleware."""
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
         self.registry.register(EngineMetrics(core, model_name))
+        self.registry.register(self.http)
         ProcessCollector(registry=self.registry)
 
     def render(self) -> tuple[bytes, str]:
