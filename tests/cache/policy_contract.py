@@ -132,6 +132,8 @@ class PolicyContract:
                     running.append(request)
             cache.check_invariants(running)
         assert cache.stats.evictions > 100
+        by_list = cache.policy.num_evicted
+        assert not by_list or sum(by_list.values()) == cache.stats.evictions
         for request in running:
             cache.free(request)
         cache.clear()

@@ -35,7 +35,9 @@ def test_a_block_is_held_until_its_last_reference_goes() -> None:
     block_ids = pool.allocate(1)
     pool.share(block_ids)
     pool.share(block_ids)
+    assert (pool.num_referenced, pool.num_references) == (1, 3)
     assert [pool.release([0]), pool.release([0]), pool.release([0])] == [[2], [1], [0]]
+    assert (pool.num_referenced, pool.num_references) == (0, 0)
     pool.check_invariants(idle=1)  # not freed yet: somebody keeps its content
     with pytest.raises(InvariantError, match="1 free \\+ 0 referenced \\+ 0 idle"):
         pool.check_invariants(idle=0)

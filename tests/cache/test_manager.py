@@ -90,6 +90,17 @@ def test_alternating_prompts_in_a_tight_pool_keep_their_full_blocks() -> None:
     assert driver.cache.stats.evictions == 0
 
 
+def test_blocks_are_looked_up_once_at_the_first_admission() -> None:
+    driver = CacheDriver(16)
+    driver.serve(make_request("a", prompt(0, 10)))
+    again = make_request("b", prompt(0, 10))
+    driver.admit(again)
+    driver.free(again)
+    driver.admit(again)  # as if it had been preempted
+    stats = driver.cache.stats
+    assert (stats.block_queries, stats.block_hits) == (4, 2)
+
+
 def test_a_freed_chain_dies_from_its_tail() -> None:
     driver = CacheDriver(4)
     driver.serve(make_request("r", prompt(0, 16)))

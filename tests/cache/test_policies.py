@@ -194,6 +194,7 @@ class TestSLRU(PolicyContract):
         touch(policy, "a")
         assert policy.lists() == {"probation": 3, "protected": 1}
         assert drain(policy) == ["b", "c", "d", "a"]
+        assert policy.num_evicted == {"probation": 3, "protected": 1}
 
     def test_the_oldest_protected_goes_back_on_probation(self):
         policy = flat(SLRU, 5)  # 4 may be protected
@@ -222,6 +223,7 @@ class TestS3FIFO(PolicyContract):
             touch(policy, "b")
         assert policy.evict(2) == ["a", "c"]
         assert policy.lists() == {"small": 0, "main": 1, "ghosts": 2}
+        assert policy.num_evicted == {"small": 2, "main": 0}
 
     def test_a_miss_on_a_ghost_enters_main(self):
         policy = flat(S3FIFO, 10)
@@ -255,6 +257,7 @@ class TestS3FIFO(PolicyContract):
             add(policy, key)
         touch(policy, "a")
         assert policy.evict(1) == ["b"]
+        assert policy.num_evicted == {"small": 2, "main": 1}
 
 
 class TestARC(PolicyContract):
@@ -268,6 +271,7 @@ class TestARC(PolicyContract):
         assert policy.lists() == {"t1": 3, "t2": 1, "b1": 0, "b2": 0}
         assert policy.evict(2) == ["b", "c"]
         assert policy.lists() == {"t1": 1, "t2": 1, "b1": 2, "b2": 0}
+        assert policy.num_evicted == {"t1": 2, "t2": 0}
 
     def test_a_ghost_in_b1_raises_the_target_and_one_in_b2_lowers_it(self):
         policy = flat(ARC, 4)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo.backends.base import Backend
+    from octavo.cache.eviction import EvictionPolicy
     from octavo.engine.request import Request
     from octavo.model.spec import ModelSpec
 
@@ -31,6 +32,7 @@ def make_core(
     caching: bool = True,
     eos: tuple[int, ...] = (),
     seed: int = 0,
+    policy: type[EvictionPolicy] = LRU,
     wrap: Callable[[Backend], Backend] = lambda backend: backend,
 ) -> EngineCore:
     spec = spec or random_spec()
@@ -40,7 +42,7 @@ def make_core(
         KVCacheManager(
             num_blocks,
             block_size,
-            LRU,
+            policy,
             enable_prefix_caching=caching,
             window=spec.cache_window,
         ),

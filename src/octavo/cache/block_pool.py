@@ -34,6 +34,16 @@ class BlockPool:
         """How many blocks can be allocated without evicting anything."""
         return len(self._free)
 
+    @property
+    def num_referenced(self) -> int:
+        """How many blocks requests hold. O(num_blocks), at the speed of C: for who watches."""
+        return self.num_blocks - self.ref_counts.count(0)
+
+    @property
+    def num_references(self) -> int:
+        """How many blocks requests hold, a shared one counted for each. O(num_blocks), as above."""
+        return sum(self.ref_counts)
+
     def allocate(self, count: int) -> list[int]:
         """Hand out ``count`` free blocks, each referenced once.
 

@@ -58,6 +58,8 @@ class EvictionPolicy(ABC):
         self.capacity = capacity
         """How many blocks the cache has, referenced ones included."""
         self.owner = owner
+        self.num_evicted: dict[str, int] = {}
+        """How many keys died, by the list that gave them, where a policy has several."""
 
     @property
     @abstractmethod

@@ -41,6 +41,10 @@ class CacheStats:
     """Prompt tokens of the requests that were admitted."""
     prefix_hits: int = 0
     """Those of them that were found in the cache."""
+    block_queries: int = 0
+    """Full blocks of the prompts of the requests that were admitted."""
+    block_hits: int = 0
+    """Those of them that were found in the cache."""
     recomputed_tokens: int = 0
     """Tokens computed again because of preemption."""
     evictions: int = 0
@@ -350,6 +354,8 @@ class KVCacheManager:
             request.num_cached_tokens = match.num_tokens
             self.stats.prefix_queries += request.num_prompt_tokens
             self.stats.prefix_hits += match.num_tokens
+            self.stats.block_queries += request.num_prompt_tokens // self.block_size
+            self.stats.block_hits += num_matched
         if nodes:
             self.policy.on_hit(keys[match.first : num_matched], promote=first_time)
         missed = keys[num_matched:]

@@ -34,6 +34,8 @@ class RequestStats:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     """Of all choices."""
+    num_choice_tokens: list[int] = field(default_factory=list)
+    """Of each choice; empty where the request ended before it had any."""
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     """Computed, lost to a preemption, and computed again."""

@@ -34,6 +34,7 @@ class ARC(EvictionPolicy):
 
     def __init__(self, capacity: int, owner: CacheOwner) -> None:
         super().__init__(capacity, owner)
+        self.num_evicted = {"t1": 0, "t2": 0}
         self.target_t1 = 0.0
         self._t1 = KeyQueue()
         self._t2 = KeyQueue()
@@ -147,11 +148,13 @@ class ARC(EvictionPolicy):
             if num_from_t2 > 0:
                 keys = t2.pop_oldest(num_from_t2)
                 self._num_t2 -= num_from_t2
+                self.num_evicted["t2"] += num_from_t2
                 self._b2.extend(keys)
                 return keys
             num_from_t1 = 1
         keys = t1.pop_oldest(num_from_t1)
         self._num_t1 -= num_from_t1
+        self.num_evicted["t1"] += num_from_t1
         self._b1.extend(keys)
         return keys
 

@@ -37,6 +37,7 @@ class S3FIFO(EvictionPolicy):
 
     def __init__(self, capacity: int, owner: CacheOwner) -> None:
         super().__init__(capacity, owner)
+        self.num_evicted = {"small": 0, "main": 0}
         self._small: deque[Hashable] = deque()
         self._main: deque[Hashable] = deque()
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
@@ -132,6 +133,7 @@ class S3FIFO(EvictionPolicy):
                 self._main.append(key)
                 self._num_small -= 1
             elif self._dies(key):
+                self.num_evicted["small"] += 1
                 self._num_small -= 1
                 self._ghosts[key] = None
                 if len(self._ghosts) > self._max_ghosts:
@@ -148,6 +150,7 @@ class S3FIFO(EvictionPolicy):
             self._counts[key] -= 1
             self._main.append(key)
         elif self._dies(key):
+            self.num_evicted["main"] += 1
             return key
         else:
             self._set_aside[key] = self._main

@@ -31,6 +31,7 @@ class SLRU(EvictionPolicy):
 
     def __init__(self, capacity: int, owner: CacheOwner) -> None:
         super().__init__(capacity, owner)
+        self.num_evicted = {"probation": 0, "protected": 0}
         self._probation: OrderedDict[Hashable, None] = OrderedDict()
         self._protected: OrderedDict[Hashable, None] = OrderedDict()
         self._held: dict[Hashable, bool] = {}
@@ -71,7 +72,9 @@ class SLRU(EvictionPolicy):
     def victim(self, incoming: Hashable | None) -> Hashable:  # noqa: ARG002
         """Name the oldest on probation, or the oldest protected where none is."""
         if self._probation:
+            self.num_evicted["probation"] += 1
             return self._probation.popitem(last=False)[0]
+        self.num_evicted["protected"] += 1
         self._num_protected -= 1
         return self._protected.popitem(last=False)[0]
 
