@@ -28,9 +28,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for a host that no name can be
         raise ConfigError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; "
+            f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; "
             "take another --host or --port (0 picks a free one)",
             param="port",
         ) from None
@@ -102,6 +102,7 @@ class _Server(uvicorn.Server):
         """Take a signal."""
         if self._engine.is_draining:
             super().handle_exit(sig, frame)
+            self.force_exit = True  # nor wait for the connections
             return
         self._engine.is_draining = True
         self._loop.call_soon_threadsafe(self._begin_to_drain)
