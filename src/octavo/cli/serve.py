@@ -53,13 +53,15 @@ def serve(
         ) from None
     if model_name is not None:
         engine = {**engine, "model": model_name}
+    keys = [*(api_key or ()), *filter(None, [os.environ.get(_KEYS)])]
+    if not all(keys):
+        raise ConfigError("an --api-key is empty; leave it out, or give one", param="api_key")
     listener = listen(host, port)
 
     from octavo import LLM
     from octavo.engine.async_engine import AsyncEngine
 
     llm = open_llm(LLM, engine, verbose=True)
-    keys = [*(api_key or ()), *filter(None, [os.environ.get(_KEYS)])]
 
     def make_state() -> ServerState:
         return ServerState(

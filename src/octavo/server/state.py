@@ -48,9 +48,9 @@ class ServerState:
         if not self.api_keys:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_known = [
-            hmac.compare_digest(given.strip().encode(), key.encode()) for key in self.api_keys
-        ]
+        # Headers are read as Latin-1 whatever they hold: this is what was sent.
+        sent = given.strip().encode("latin-1")
+        is_known = [hmac.compare_digest(sent, key.encode()) for key in self.api_keys]
         if scheme.lower() != "bearer" or not any(is_known):
             raise AuthenticationError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
