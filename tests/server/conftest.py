@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import openai
 import pytest
+import structlog
 import uvicorn
 
 from octavo import LLM
@@ -24,6 +26,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.server.app import create_app
 from octavo.server.run import listen
 from octavo.server.state import ServerState
+from octavo.server.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,8 +49,10 @@ class Server:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
-        async with AsyncEngine(self.llm, max_waiting=self._max_waiting) as self.engine:
-            state = ServerState(self.engine, ("tiny", "alias"), self._api_keys)
+        watch = Watch(self.llm.core, model_name="tiny")
+        self.engine = AsyncEngine(self.llm, max_waiting=self._max_waiting, observers=(watch,))
+        async with self.engine:
+            state = ServerState(self.engine, ("tiny", "alias"), self._api_keys, watch)
             config = uvicorn.Config(
                 create_app(state), log_config=None, lifespan="off", timeout_graceful_shutdown=5
             )
@@ -198,6 +203,16 @@ def gate(server, monkeypatch) -> Iterator[Gate]:
     yield gate
     gate.open()
     wait_until(server.is_idle)
+
+
+@pytest.fixture
+def loggers_as_before() -> Iterator[None]:
+    """Let the test configure the logs of the process, and undo that."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
 
 
 def events(text: str) -> list[Any]:

@@ -25,7 +25,7 @@ from octavo.engine.stats import RequestStats, StepStats
 from octavo.errors import DrainingError, EngineFaultError, OctavoError, QueueFullError, in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from octavo.engine.llm import LLM, Prompt
     from octavo.engine.outputs import RequestOutput
@@ -186,6 +186,7 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         arrived: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> Stream:
         """Hand over a request that `LLM.check` has passed; ``arrived`` is when it came.
 
@@ -199,6 +200,7 @@ class AsyncEngine:
                 f"{len(self._open)} requests are open, and {self.most_open} may be; try again later"
             )
         stats = RequestStats(request_id, params, 0, perf_counter() if arrived is None else arrived)
+        stats.trace_headers = trace_headers
         stream = Stream(self, stats, params.n)
         self._open.add(stream)
         self._idle.clear()

@@ -17,9 +17,10 @@ from octavo.errors import EngineFaultError, InvalidRequestError, OctavoError
 from octavo.openai.chunks import ChunkMaker
 from octavo.openai.response import Fold, error_body, usage, whole_body
 from octavo.server.bodies import encoded, error_response, fault_of, json_response
+from octavo.server.logs import timings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from starlette.types import Receive, Scope, Send
 
@@ -37,7 +38,14 @@ class Answer:
     """What a body asks for, in the engine: a stream a prompt."""
 
     def __init__(
-        self, state: ServerState, asked: ParsedBody, *, chat: bool, response_id: str, arrived: float
+        self,
+        state: ServerState,
+        asked: ParsedBody,
+        *,
+        chat: bool,
+        response_id: str,
+        arrived: float,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Hand all prompts to the engine. Raises `OctavoError`, and then none is there."""
         if len(asked.prompts) > state.engine.most_open:
@@ -64,6 +72,7 @@ class Answer:
                         request_id=name,
                         priority=asked.priority,
                         arrived=arrived,
+                        trace_headers=trace_headers,
                     )
                 )
             except OctavoError:
@@ -123,7 +132,14 @@ class Answer:
             response_id=self.response_id,
             created=self.created,
         )
+        if self.asked.timings:
+            body["timings"] = self._timings()
         return json_response(body)
+
+    def _timings(self) -> object:
+        """Return what each prompt's request cost and waited for; one alone by itself."""
+        all_of_them = [timings(stream.stats) for stream in self.streams]
+        return all_of_them[0] if len(all_of_them) == 1 else all_of_them
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of the stream, to its ``[DONE]``; an error is an event before that."""
@@ -138,10 +154,11 @@ class Answer:
             return start + encoded(pieces) + tail + b"}\n\n"
 
         failure: OctavoError | None = None
+        more: dict[str, object]
         tells_prompt = self.chat and self.asked.return_token_ids
         try:
             async for pieces in self.pieces():
-                more: dict[str, object] = {}
+                more = {}
                 if self.asked.continuous_usage:
                     more["usage"] = usage(self.outputs)
                 first = b""
@@ -157,8 +174,11 @@ class Answer:
                 yield b"".join(event([piece]) for piece in last)
         if failure is not None:
             yield b"data: " + encoded(error_body(failure)) + b"\n\n"
+        more = {"timings": self._timings()} if self.asked.timings else {}
         if self.asked.include_usage:
-            yield event([], usage=usage(self.outputs))
+            more["usage"] = usage(self.outputs)
+        if more:
+            yield event([], **more)
         yield b"data: [DONE]\n\n"
 
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from octavo import __version__
 from octavo.errors import OctavoError, WrongPathError
 from octavo.server.bodies import error_response, fault_of
+from octavo.server.http_metrics import WatchHttp
 from octavo.server.routes import generate, status, tokens
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_fault)
     app.add_middleware(RequestName)
+    if state.watch is not None:
+        app.add_middleware(WatchHttp, metrics=state.watch.metrics.http)
     return app
 
 

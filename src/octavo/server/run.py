@@ -68,6 +68,7 @@ async def _serve(
     config = uvicorn.Config(
         create_app(state),
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         backlog=_BACKLOG,
@@ -78,6 +79,8 @@ async def _serve(
     async with state.engine as engine:
         server = _Server(config, engine, drain_seconds, on_ready)
         await server.serve(sockets=[listener])
+    if state.watch is not None:
+        await asyncio.to_thread(state.watch.close)
 
 
 class _Server(uvicorn.Server):

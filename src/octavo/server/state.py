@@ -11,11 +11,10 @@ from octavo.errors import AuthenticationError
 from octavo.openai.request import model_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.watch import Watch
 
 MOST_BODY_BYTES = 32 << 20
 
@@ -29,8 +28,8 @@ class ServerState:
     """What the model is called here; the first is what answers say."""
     api_keys: tuple[str, ...] = ()
     """Anyone may ask if there is none."""
-    render_metrics: Callable[[], tuple[bytes, str]] | None = None
-    """Returns the exposition and its content type."""
+    watch: Watch | None = None
+    """Who has the metrics."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -46,13 +46,28 @@ async def _generate(request: Request, *, chat: bool) -> Response:
     else:
         asked = _parse(body, state, chat=chat)
     response_id = new_id(chat=chat, name=request.state.request_id)
-    return AnswerResponse(Answer(state, asked, chat=chat, response_id=response_id, arrived=arrived))
+    return AnswerResponse(
+        Answer(
+            state,
+            asked,
+            chat=chat,
+            response_id=response_id,
+            arrived=arrived,
+            trace_headers=_trace_headers(request),
+        )
+    )
 
 
 def _parse(body: dict[str, Any], state: ServerState, *, chat: bool) -> ParsedBody:
     return parse_body(
         body, state.engine.llm, chat=chat, seed=None, names=state.names, may_stream=True
     )
+
+
+def _trace_headers(request: Request) -> dict[str, str] | None:
+    """Return what the caller says of its trace, None if nothing."""
+    names = ("traceparent", "tracestate")
+    return {name: request.headers[name] for name in names if name in request.headers} or None
 
 
 def _is_long(body: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -77,6 +78,8 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     """Return all metrics, as Prometheus reads them."""
-    render = state_of(request).render_metrics
-    body, content_type = (b"", "text/plain; version=0.0.4") if render is None else render()
-    return Response(body, media_type=content_type)
+    watch = state_of(request).watch
+    if watch is None:
+        return Response(b"", media_type="text/plain; version=0.0.4")
+    body, content_type = await asyncio.to_thread(watch.metrics.render)
+    return Response(body, headers={"content-type": content_type})
