@@ -112,7 +112,12 @@ def parse_body(
     options["max_tokens"] = _max_tokens(given, chat=chat)
     options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
     stream = _streaming(given, options, may_stream=may_stream)
-    echo = not chat and _bool(given, "echo", False)
+    echo = _bool(given, "echo", False)
+    if echo and chat:
+        raise InvalidRequestError(
+            "echo=true is not supported for a chat; leave it out, or ask for a completion",
+            param="echo",
+        )
     tells_prompt = options.get("prompt_logprobs") is not None
     if echo and options["logprobs"] is not None and not tells_prompt:
         options["prompt_logprobs"] = options["logprobs"]
