@@ -226,6 +226,26 @@ def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, body, para
     assert told.value.type == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"extra_body": {"echo": True}}, "echo"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_completion_tokens": -1, "max_tokens": None}, "max_completion_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"extra_body": {"chat_template": "x"}}, "chat_template"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ],
+)
+def test_what_a_chat_cannot_have_is_a_bad_request_that_names_it(client, body, param):
+    with pytest.raises(openai.BadRequestError) as told:
+        client.chat.completions.create(**{**CHAT, **body})
+    assert told.value.param == param
+
+
 def test_a_prompt_too_long_is_told_with_both_counts(client):
     with pytest.raises(openai.BadRequestError) as told:
         client.completions.create(model="tiny", prompt=[5] * 600)

@@ -405,16 +405,14 @@ class AsyncEngine:
             return
         scheduler = self.llm.core.scheduler
         waiting = {request.request_id: request for request in scheduler.waiting}
-        has_seats = len(scheduler.running) < scheduler.max_num_seqs
         for key, stream in list(self._unscheduled.items()):
             request = waiting.get(key)
             if request is None or request.num_cached_tokens is not None:
                 stream.stats.scheduled = began
                 del self._unscheduled[key]
-            elif request.blocked_on is not None:
-                stream.stats.waited_for = "prefix"
-            else:
-                stream.stats.waited_for = "room" if has_seats else "seats"
+            elif not stream.stats.waited_for:
+                shared = request.blocked_on is not None
+                stream.stats.waited_for = "prefix" if shared else scheduler.lacked
 
     def _forget(self, stream: Stream, now: float) -> None:
         output = stream.output

@@ -24,7 +24,10 @@ _encoder = msgspec.json.Encoder()
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """Return the body. Raises `InvalidRequestError` if it is no JSON object, or too long."""
+    """Return the body, and note its size as ``request.state.num_body_bytes``.
+
+    Raises `InvalidRequestError` if it is no JSON object, or too long.
+    """
     parts: list[bytes] = []
     size = 0
     try:
@@ -37,6 +40,7 @@ async def read_object(request: Request) -> dict[str, Any]:
             parts.append(part)
     except ClientDisconnect:
         raise InvalidRequestError("the client left before the end of its body") from None
+    request.state.num_body_bytes = size
     try:
         body = _decoder.decode(b"".join(parts))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from octavo import __version__
-from octavo.errors import UnknownModelError
+from octavo.errors import UnknownModelError, shown
 from octavo.server.bodies import json_response
 from octavo.server.schemas import answers_json
 from octavo.server.state import ServerState, state_of
@@ -32,7 +32,7 @@ async def model(request: Request, name: str) -> Response:
     state.check_key(request)
     if name not in state.names:
         raise UnknownModelError(
-            f"no model {name!r} is served here; there is {state.model}", param="model"
+            f"no model {shown(name)} is served here; there is {state.model}", param="model"
         )
     return json_response(_card(state, name))
 
