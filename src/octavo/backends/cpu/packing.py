@@ -24,7 +24,7 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.formats import FORMATS, ROUNDED, Coded, Format, blocks_of
-from octavo.backends.cpu.tiles import CHUNK
+from octavo.backends.cpu.layout import CHUNK
 from octavo.model.files.quants import GGMLType, dequantize
 
 if TYPE_CHECKING:
