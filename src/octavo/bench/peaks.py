@@ -106,7 +106,7 @@ class _Probe:
 
     def __call__(self, what: int, turns: int) -> float:
         sync, count = new_sync(), self._num_threads
-        args = (count, sync, what, turns, *self._arrays)
+        args: tuple[Any, ...] = (count, sync, what, turns, *self._arrays)
         threads = [
             threading.Thread(target=self._probe, args=(i, *args), daemon=True)
             for i in range(1, count)

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import llvmlite.binding as llvm
 import pytest
 
 import octavo
 from octavo.backends.cpu import compiled
+from octavo.backends.cpu.object_code import EntryPoint, ObjectCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,6 +122,45 @@ def test_a_second_process_compiles_nothing_and_an_edit_is_seen(copy: Copy):
     assert copy.run()[:2] == (5.0, False)
     copy.edit(3.0)
     assert copy.run()[:2] == (3.0, True)
+
+
+STEP = """
+import sys
+from backends.cpu.models import batch, spec, weights
+from octavo.backends.cpu import backend
+from octavo.backends.cpu.rows import CpuRows
+compute = backend.CpuBackend(spec(), weights(spec()), num_blocks=8, num_threads=2)
+CpuRows(compute)
+bits = compute.execute(batch([([5, 6, 7], 0, [2])])).tobytes().hex()
+print(backend.STEP.was_loaded, "numba" in sys.modules, bits)
+"""
+
+
+def test_who_loads_the_code_needs_no_numba_and_computes_the_same_bits(tmp_path: Path):
+    env = {**os.environ, "OCTAVO_COMPILED": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join([str(SOURCE.parent), str(Path(__file__).parents[2])])
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", STEP], env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert [one[:2] for one in seen] == [["False", "True"], ["True", "False"]]
+    assert seen[0][2] == seen[1][2]
+
+
+def test_code_that_calls_what_is_not_there_is_refused():
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    source = llvm.parse_assembly("""
+        declare i32 @octavo_has_no_such_function()
+        define i32 @entry(i64 %a, i64 %b, i64 %c) {
+            %status = call i32 @octavo_has_no_such_function()
+            ret i32 %status
+        }""")
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    with pytest.raises(RuntimeError, match="octavo_has_no_such_function"):
+        EntryPoint(ObjectCode("entry", machine.emit_object(source)))
 
 
 def test_the_folder_may_lie_elsewhere(copy: Copy, tmp_path: Path):

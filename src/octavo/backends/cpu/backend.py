@@ -14,7 +14,7 @@ from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.counters import Counters
 from octavo.backends.cpu.layout import BLOCK, CLAMPED, NUM_TICKS, TICKS
-from octavo.backends.cpu.packing import aligned
+from octavo.backends.cpu.packing import in_small_pages
 from octavo.backends.cpu.sampling_plan import NUM_ROWS
 from octavo.backends.cpu.weights import pack_model
 from octavo.backends.cpu.workspace import Workspace
@@ -75,9 +75,9 @@ class CpuBackend:
         self.num_threads = min(num_threads or usable_cores(), MOST_THREADS)
         self._model = pack_model(spec, tensors, num_blocks, is_rounded=quantization == "int8")
         shape = (spec.num_layers, spec.num_kv_heads, num_blocks, spec.head_dim * BLOCK)
-        self.keys = aligned(shape, np.uint16)
+        self.keys = in_small_pages(shape, np.uint16)
         """``[layer, kv_head, block, head_dim, 16]``, the bits of float16."""
-        self.values = aligned(shape, np.uint16)
+        self.values = in_small_pages(shape, np.uint16)
         """``[layer, kv_head, block, 16, head_dim]``."""
         self._team: Team | None = None
         self._workspace: Workspace | None = None

@@ -137,7 +137,8 @@ class Compiled:
 
         function = getattr(importlib.import_module(self._module), self._function)
         assert function.__closure__ is None, "what a function closes over is not in the stamp"
-        return compile_entry(function, kinds)
+        code: ObjectCode = compile_entry(function, kinds)
+        return code
 
 
 class KeptCode:

@@ -4,7 +4,7 @@ It is compiled as one that takes the address of a table (`object_code.py`), with
 wrappers, which know Python's objects. What it calls of others is the C library's.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 from __future__ import annotations
 
