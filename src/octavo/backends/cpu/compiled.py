@@ -126,9 +126,9 @@ class Compiled:
             say(f"compiling {self._what}: up to half a minute, {how_often}")
             begin = time.monotonic()
             code = self._compile(kinds)
+            entry = EntryPoint(code)
             if kept is not None:
                 kept.save(code)
-            entry = EntryPoint(code)
             say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
         return entry
 

@@ -48,16 +48,18 @@ def compile_entry(function: Callable[..., None], kinds: Sequence[str]) -> Object
     flags = Flags()
     cpu_target.options.parse_as_flags(flags, {**OPTIONS, "nopython": True})
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-    with _settings(), _without_gc():
+    with _setting(CPU_NAME=cpu_name(), CPU_FEATURES=cpu_features()):
         typing, target = cpu_target.typing_context, cpu_target.target_context
+        features = target.codegen().magic_tuple()[2]
+    if features != cpu_features():
+        raise ConfigError(
+            f"Numba was told before to compile for a CPU with {features}, and the kernels are "
+            f"for one with {cpu_features()}; set NUMBA_CPU_FEATURES in the environment"
+        )
+    # Other levels of LLVM's optimiser take longer, and no kernel gets faster.
+    with _setting(OPT=type(config.OPT)(min(1, config.OPT))), _without_gc():
         typing.refresh()
         target.refresh()
-        features = target.codegen().magic_tuple()[2]
-        if features != cpu_features():
-            raise ConfigError(
-                f"Numba was told before to compile for a CPU with {features}, and the kernels are "
-                f"for one with {cpu_features()}; set NUMBA_CPU_FEATURES in the environment"
-            )
         done = compile_extra(typing, target, entry, (types.int64,), types.none, flags, {})
     assert not done.library.has_dynamic_globals, "holds an address of this process"
     return ObjectCode(done.fndesc.llvm_func_name, done.library._get_compiled_object())
@@ -110,15 +112,11 @@ def _without_gc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    """Let Numba compile for the CPU that `machine.py` names, at LLVM's first level.
-
-    Other levels take longer, and no kernel gets faster.
-    """
-    before = config.OPT, config.CPU_NAME, config.CPU_FEATURES
-    config.OPT = type(config.OPT)(min(1, config.OPT))
-    config.CPU_NAME, config.CPU_FEATURES = cpu_name(), cpu_features()
+def _setting(**values: Any) -> Iterator[None]:
+    """Let Numba's configuration have these values meanwhile."""
+    before = {name: getattr(config, name) for name in values}
+    vars(config).update(values)
     try:
         yield
     finally:
-        config.OPT, config.CPU_NAME, config.CPU_FEATURES = before
+        vars(config).update(before)

@@ -8,11 +8,13 @@ by reading such a table.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import llvmlite.binding as llvm
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Argument: TypeAlias = "int | float | np.generic | NDArray[Any]"
 
