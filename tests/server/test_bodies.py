@@ -109,6 +109,28 @@ def test_a_body_too_long_is_refused_unread(send):
     assert json.loads(content)["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETION, {"prompt": "é" * 70_000}, "prompt"),
+        (COMPLETION, {"prompt": ["x", "é" * 70_000]}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 140_000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 70_000}] * 2}, "messages"),
+    ],
+)
+def test_what_can_never_fit_is_not_even_tokenised(server, send, monkeypatch, path, body, param):
+    def fail(*_):
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(server.llm.tokenizer, "encode_prompt", lambda text: [5] * len(text))
+    monkeypatch.setattr(server.llm, "chat_prompt", fail)
+    status, _, content = send(json.dumps(body).encode(), path=path)
+    error = json.loads(content)["error"]
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "140000 bytes" in error["message"]
+    assert "512 tokens" in error["message"]
+
+
 def test_bodies_in_chunks_and_of_any_content_type(send):
     body = b'{"prompt":"hello","seed":1}'
     expected = json.loads(send(body)[2])["choices"]

@@ -278,7 +278,7 @@ def test_an_engine_that_cannot_be_emptied_says_so(run_server, monkeypatch, caplo
             raise RuntimeError("broken")
 
         monkeypatch.setattr(server.llm.core, "step", fail)
-        monkeypatch.setattr(server.llm.core.cache, "clear", fail)
+        monkeypatch.setattr(server.llm.core, "finish", fail)
         answer = server.post(COMPLETION, {"prompt": "hello"})
         assert answer.status_code == 500
         for _ in range(2):

@@ -8,11 +8,11 @@ means the default. Knows no file and no transport.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import InvalidRequestError, UnknownModelError, shown
+from octavo.errors import ContextLengthError, InvalidRequestError, UnknownModelError, shown
 from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
@@ -57,6 +57,8 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
 _TRANSLATED = {"max_tokens", "logprobs"}
 _AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
 _DEFAULT_COMPLETION_TOKENS = 16
+_MOST_BYTES_A_TOKEN = 256
+"""Longer than any vocabulary's; so a text that cannot fit is refused before it is tokenised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,7 @@ def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> dict[str, Any]:
     """Render the messages by the model's chat template."""
     if "messages" not in given:
         raise InvalidRequestError("messages is missing", param="messages")
+    _check_size(_texts(given["messages"]), llm, param="messages")
     continues = _bool(given, "continue_final_message", False)
     return llm.chat_prompt(
         given["messages"],
@@ -328,8 +331,30 @@ def _as_ids(item: str | list[int], llm: LLM) -> dict[str, Any]:
     """Return a prompt as ids, so that checking it and adding it encode it once."""
     if isinstance(item, str):
         check_utf8(item, param="prompt")
+        _check_size([item], llm, param="prompt")
         item = llm.tokenizer.encode_prompt(item)
     return {"prompt_token_ids": list(item)}
+
+
+def _texts(messages: object) -> Iterator[str]:
+    """Yield the texts of a conversation, whatever else it may be."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else [{"text": content}]:
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if isinstance(text, str):
+                yield text
+
+
+def _check_size(texts: Iterable[str], llm: LLM, *, param: str) -> None:
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    most = llm.core.max_model_len * _MOST_BYTES_A_TOKEN
+    if size > most:
+        raise ContextLengthError(
+            f"{param} has {size} bytes of text, more than the {most} that "
+            f"{llm.core.max_model_len} tokens, which is max_model_len, could ever be; shorten it",
+            param=param,
+        )
 
 
 def _bool(given: Mapping[str, Any], name: str, default: bool) -> bool:
