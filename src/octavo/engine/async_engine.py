@@ -419,7 +419,8 @@ class AsyncEngine:
         self._unscheduled.pop(output.request_id, None)
         stats = stream.stats
         stats.ended = now
-        stats.num_output_tokens = sum(len(choice.token_ids) for choice in output.outputs)
+        stats.num_choice_tokens = [len(choice.token_ids) for choice in output.outputs]
+        stats.num_output_tokens = sum(stats.num_choice_tokens)
         stats.finish_reasons = [choice.finish_reason or "abort" for choice in output.outputs]
         stats.num_preemptions = sum(told.num_preemptions for told in stream._told)
         stats.num_recomputed_tokens = sum(told.num_recomputed for told in stream._told)

@@ -3,7 +3,7 @@
 vLLM's names, labels and buckets, so that its dashboards work as they are, and a family of our own.
 docs/serving-metrics.md says what each one counts. What the engine counts anyway is read at a scrape
 (`engine_metrics.py`); here is what only an observer of events can know. Events come on the event
-loop's thread.
+loop's thread; `Metrics.render` may be called on any, and may see the half of an event.
 """
 
 from __future__ import annotations
