@@ -26,6 +26,7 @@ LAYERS = (
     ("engine.core",),
     ("engine.outputs", "engine.stats", "engine.build", "engine.llm", "engine.async_engine"),
     ("openai",),
+    ("simulate",),
     ("bench",),
     ("", "cli", "server"),
 )

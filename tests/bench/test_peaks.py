@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octavo.backends.cpu.layout import new_sync
 from octavo.backends.cpu.packing import aligned
-from octavo.backends.cpu.team import new_sync
 from octavo.bench import peaks
 from octavo.bench.probes import (
     DOT,
@@ -29,7 +29,8 @@ TURNS = 7
 def run(what: int, memory: np.ndarray, seeds: np.ndarray, reals: np.ndarray) -> np.ndarray:
     """Run a probe on one thread; return what its accumulators held, [., 16]."""
     sink = aligned(SINK, np.float32)
-    PROBE.get(peaks._SIGNATURE)(0, 1, new_sync(), what, TURNS, memory, seeds, reals, sink)
+    arguments = (0, 1, new_sync(), what, TURNS, memory, seeds, reals, sink)
+    PROBE.get(arguments)(*arguments)
     return sink.reshape(-1, 16)
 
 

@@ -5,28 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 
 from octavo.errors import ConfigError
 from octavo.sampling.params import SamplingParams
 from octavo.server.logs import configure_logs, log_request, timings
 from server.front import Front, ended, prompt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(autouse=True)
-def _loggers_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
-
+pytestmark = pytest.mark.usefixtures("loggers_as_before")
 
 FACTS = {
     "prompt_tokens": 50, "cached_tokens": 32, "computed_tokens": 18, "recomputed_tokens": 9,

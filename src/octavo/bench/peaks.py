@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numba import types
 
 from octavo.backends.cpu.backend import usable_cores
+from octavo.backends.cpu.layout import ARRIVED, new_sync
 from octavo.backends.cpu.packing import aligned
-from octavo.backends.cpu.team import ARRIVED, new_sync
 from octavo.bench.probes import (
     DOT,
     FMA,
@@ -40,12 +39,6 @@ if TYPE_CHECKING:
 READ_BYTES: Final = 1 << 30
 BEST_OF: Final = 5
 _TURNS: Final = 1 << 22  # 20 to 40 ms on a server core
-
-_SIGNATURE: Final = [
-    *(types.int64, types.int64, types.Array(types.int64, 1, "C"), types.int64, types.int64),
-    *(types.Array(types.uint8, 1, "C"), types.Array(types.uint8, 1, "C")),
-    *(types.Array(types.float32, 1, "C"), types.Array(types.float32, 1, "C")),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +74,9 @@ def measure_peaks(
             "(--no-peaks)",
             param="peaks",
         )
-    probe = PROBE.get(_SIGNATURE, say)
     memory = aligned(read_bytes, np.uint8)
     memory[:] = 1  # else every page would be the one page of zeros
-    run = _Probe(probe, threads, memory)
+    run = _Probe(threads, memory, say)
 
     def best(what: int, work: float) -> float:
         return work / min(run(what, turns) for _ in range(best_of)) / 1e9
@@ -101,9 +93,8 @@ class _Probe:
     """Runs one probe on all threads; returns its seconds."""
 
     def __init__(
-        self, probe: Callable[..., None], num_threads: int, memory: NDArray[np.uint8]
+        self, num_threads: int, memory: NDArray[np.uint8], say: Callable[[str], None] | None
     ) -> None:
-        self._probe = probe
         self._num_threads = num_threads
         seeds = aligned(SEEDS * 64, np.uint8)
         seeds[:] = np.arange(seeds.size) % 13 + 1
@@ -111,10 +102,11 @@ class _Probe:
         reals[:] = np.arange(reals.size) % 13 * 1e-3 + 1
         sink = aligned(num_threads * SINK, np.float32)
         self._arrays: tuple[NDArray[Any], ...] = (memory, seeds, reals, sink)
+        self._probe = PROBE.get((0, 0, new_sync(), 0, 0, *self._arrays), say)
 
     def __call__(self, what: int, turns: int) -> float:
         sync, count = new_sync(), self._num_threads
-        args = (count, sync, what, turns, *self._arrays)
+        args: tuple[Any, ...] = (count, sync, what, turns, *self._arrays)
         threads = [
             threading.Thread(target=self._probe, args=(i, *args), daemon=True)
             for i in range(1, count)

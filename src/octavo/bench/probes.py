@@ -111,4 +111,4 @@ def probe(
     barrier(sync, num_threads)
 
 
-PROBE: Final = Compiled(probe, what="the probes of the machine's limits")
+PROBE: Final = Compiled(__name__, "probe", what="the probes of the machine's limits")

@@ -8,11 +8,13 @@ from octavo import __version__
 from octavo.cli.batch import batch
 from octavo.cli.bench import latency, throughput
 from octavo.cli.bench_kernels import kernels
+from octavo.cli.bench_serve import MANY_VALUES, bench_serve
 from octavo.cli.chat import chat
-from octavo.cli.demo import ManyValuesCommand, demo
+from octavo.cli.demo import demo
 from octavo.cli.eval import perplexity
 from octavo.cli.guard import guarded
 from octavo.cli.inspect import inspect
+from octavo.cli.many_values import many_values
 from octavo.cli.models import models
 from octavo.cli.pull import pull
 from octavo.cli.run import run
@@ -31,7 +33,7 @@ app = typer.Typer(
 )
 for _command in (run, chat, batch, serve):
     app.command(_command.__name__)(guarded(_command))
-app.command("demo", cls=ManyValuesCommand)(guarded(demo))
+app.command("demo", cls=many_values("--prompts"))(guarded(demo))
 for _command in (pull, models, inspect, simulate, selftest):
     app.command(_command.__name__)(guarded(_command))
 _eval = typer.Typer(help="Measure how well a model does.", no_args_is_help=True)
@@ -42,6 +44,7 @@ _bench = typer.Typer(
 )
 for _command in (latency, throughput, kernels):
     _bench.command(_command.__name__)(guarded(_command))
+_bench.command("serve", cls=many_values(*MANY_VALUES))(guarded(bench_serve))
 app.add_typer(_bench, name="bench")
 
 

@@ -5,7 +5,6 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from octavo.cli.options import engine_options
 from octavo.cli.terminal import check_text, harmless, open_llm, say_faults
@@ -16,25 +15,6 @@ if TYPE_CHECKING:
 
 _NUM_BLOCKS = 64  # few enough that something happens in them
 _PROMPTS = ("hello world", "hello there", "goodbye")
-
-
-class ManyValuesCommand(TyperCommand):
-    """A command whose --prompts takes every value that follows it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat --prompts before each of its values, which is what the parser knows."""
-        spread: list[str] = []
-        in_prompts = first = False
-        for arg in args:
-            if arg.startswith("-"):
-                in_prompts = first = arg == "--prompts"
-            elif in_prompts and not first:
-                spread.append("--prompts")
-            else:
-                first = False
-            spread.append(arg)
-        rest: list[str] = super().parse_args(ctx, spread)
-        return rest
 
 
 @engine_options(

@@ -80,6 +80,28 @@ def sampling_options(**defaults: Any) -> Callable[[Command], Command]:
     return functools.partial(_with_flags, group="sampling", flags=flags)
 
 
+def settings_options(settings: type[Any], group: str) -> Callable[[Command], Command]:
+    """Give a command every field of a dataclass as a flag; it gets them as ``group``.
+
+    A field's metadata has its ``help``, and may have ``names`` in place of its own and more of
+    typer's ``option``.
+    """
+    hints = typing.get_type_hints(settings)
+    flags = []
+    for field in dataclasses.fields(settings):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        names, option = field.metadata.get("names", ()), field.metadata.get("option", {})
+        made = typer.Option(*names, help=field.metadata["help"], **option)
+        flags.append(
+            Parameter(
+                field.name, Parameter.KEYWORD_ONLY, default=default,
+                annotation=Annotated[hints[field.name], made],
+            )
+        )  # fmt: skip
+    return functools.partial(_with_flags, group=group, flags=flags)
+
+
 def _flag(name: str, kind: Any, default: Any, help_text: str) -> Parameter:
     """Return a keyword parameter from which typer makes the flag of a field."""
     choices = typing.get_args(kind)

@@ -36,6 +36,19 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long to finish what runs when told to end.")
     ] = 30.0,
+    log_format: Annotated[
+        str, typer.Option(help="json, console (for people), or auto: console on a terminal.")
+    ] = "auto",
+    log_level: Annotated[
+        str, typer.Option(help="The least that is told: debug, info, warning, error.")
+    ] = "info",
+    log_requests: Annotated[
+        bool, typer.Option(help="A line a request: what it cost, and why it took so long.")
+    ] = True,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Send a span a request to this OpenTelemetry collector (OTLP, HTTP)."),
+    ] = None,
     engine: dict[str, Any],
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it: /v1/chat/completions and the rest.
@@ -44,29 +57,39 @@ def serve(
     it at once.
     """
     try:
+        from octavo.server.logs import configure_logs
         from octavo.server.run import listen
         from octavo.server.run import serve as run_server
         from octavo.server.state import ServerState
+        from octavo.server.watch import Watch
     except ImportError as error:
         raise ConfigError(
             f"octavo serve needs {error.name}; install it: pip install 'octavo[serve]'"
         ) from None
     if model_name is not None:
         engine = {**engine, "model": model_name}
+    keys = [*(api_key or ()), *filter(None, [os.environ.get(_KEYS)])]
+    if not all(keys):
+        raise ConfigError("an --api-key is empty; leave it out, or give one", param="api_key")
     listener = listen(host, port)
+    configure_logs(log_format, log_level)
 
     from octavo import LLM
     from octavo.engine.async_engine import AsyncEngine
 
     llm = open_llm(LLM, engine, verbose=True)
-    keys = [*(api_key or ()), *filter(None, [os.environ.get(_KEYS)])]
+
+    names = tuple(served_model_name or ())
+    watch = Watch(
+        llm.core,
+        model_name=names[0] if names else llm.config.model,
+        logs_requests=log_requests,
+        otlp_traces_endpoint=otlp_traces_endpoint,
+    )
 
     def make_state() -> ServerState:
-        return ServerState(
-            AsyncEngine(llm, max_waiting=max_waiting),
-            served_names=tuple(served_model_name or ()),
-            api_keys=tuple(keys),
-        )
+        engine = AsyncEngine(llm, max_waiting=max_waiting, observers=(watch,))
+        return ServerState(engine, served_names=names, api_keys=tuple(keys), watch=watch)
 
     name, number = listener.getsockname()[:2]
     shown_host = f"[{name}]" if ":" in name else name

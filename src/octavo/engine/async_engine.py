@@ -25,7 +25,7 @@ from octavo.engine.stats import RequestStats, StepStats
 from octavo.errors import DrainingError, EngineFaultError, OctavoError, QueueFullError, in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from octavo.engine.llm import LLM, Prompt
     from octavo.engine.outputs import RequestOutput
@@ -170,6 +170,7 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         """Abort what runs and end the thread."""
+        self.is_draining = True  # nobody would answer what comes now
         for stream in list(self._open):
             stream.abort()
         self._commands.put(None)
@@ -185,21 +186,21 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         arrived: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> Stream:
         """Hand over a request that `LLM.check` has passed; ``arrived`` is when it came.
 
         Raises `QueueFullError`, `DrainingError` or `EngineFaultError` if it is not taken.
         """
-        if self.fault is not None:
-            raise EngineFaultError(f"the engine has stopped ({self.fault}); restart the server")
+        self._check_alive()
         if self.is_draining:
             raise DrainingError("the server is shutting down and takes no more requests")
-        limit = self.llm.config.max_num_seqs + self.max_waiting
-        if len(self._open) >= limit:
+        if len(self._open) >= self.most_open:
             raise QueueFullError(
-                f"{len(self._open)} requests are open, and {limit} may be; try again later"
+                f"{len(self._open)} requests are open, and {self.most_open} may be; try again later"
             )
         stats = RequestStats(request_id, params, 0, perf_counter() if arrived is None else arrived)
+        stats.trace_headers = trace_headers
         stream = Stream(self, stats, params.n)
         self._open.add(stream)
         self._idle.clear()
@@ -223,6 +224,15 @@ class AsyncEngine:
     def num_open(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
+
+    @property
+    def most_open(self) -> int:
+        """How many there may be."""
+        return self.llm.config.max_num_seqs + self.max_waiting
+
+    def _check_alive(self) -> None:
+        if self.fault is not None:
+            raise EngineFaultError(f"the engine has stopped ({self.fault}); restart the server")
 
     def _deliver(self, step: StepStats | None, news: list[_News]) -> None:
         """Hand out what a step brought; the only way from the engine's thread to the loop."""
@@ -259,33 +269,24 @@ class AsyncEngine:
     # -- the engine's thread ----------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Take commands and compute steps until None comes."""
+        """Take commands, and compute steps when there are none, until None comes."""
         with self.llm._alone():
-            core = self.llm.core
             while True:
-                if not core.has_requests:
-                    command = self._commands.get()
-                    if command is None:
-                        return
-                    command()
-                while not self._commands.empty():
-                    command = self._commands.get()
-                    if command is None:
-                        return
-                    command()
-                if core.has_requests:
-                    self._step()
+                is_busy = self.llm.core.has_requests and self.fault is None
+                action = self._step if is_busy and self._commands.empty() else self._commands.get()
+                if action is None:
+                    return
+                try:
+                    action()
+                except Exception as error:  # nobody may wait for a thread that is gone
+                    self._fail(error)
 
     def _step(self) -> None:
         llm, stats = self.llm, self.llm.core.cache.stats
         num_prompt, recomputed = llm.core.num_prompt_tokens, stats.recomputed_tokens
         began = perf_counter()
-        try:
-            touched = llm.core.step()
-            llm._processor.process(touched)
-        except Exception as error:
-            self._fail(error)
-            return
+        touched = llm.core.step()
+        llm._processor.process(touched)
         ended = perf_counter()
         self._note_scheduled(began)
         news: dict[str, _News] = {}
@@ -322,6 +323,7 @@ class AsyncEngine:
         stats = stream.stats
         stats.queued = perf_counter()
         try:
+            self._check_alive()
             stream.output = output = self.llm._add(prompt, params, priority)
         except Exception as error:
             if not isinstance(error, OctavoError):
@@ -352,15 +354,17 @@ class AsyncEngine:
 
     def _fail(self, error: Exception) -> None:
         """End every request with the error, and go on if the engine can be emptied."""
-        _log.error("a step failed: its requests have ended", exc_info=error)
+        _log.error("the engine failed: its requests have ended", exc_info=error)
         text = in_one_line(error)
         now = perf_counter()
         news: list[_News] = []
         for key, stream in list(self._streams.items()):
             stream.stats.error = text
             fault = EngineFaultError(f"the engine failed in a step of this request: {text}")
+            assert stream.output is not None
+            for choice in stream.output.outputs:
+                choice.finish_reason = choice.finish_reason or "error"
             self._forget(stream, now)
-            stream.stats.finish_reasons = ["error"] * stream.stats.params.n
             news.append((stream, [], True, fault))
             self.llm._processor.discard(key)
         try:
@@ -401,16 +405,14 @@ class AsyncEngine:
             return
         scheduler = self.llm.core.scheduler
         waiting = {request.request_id: request for request in scheduler.waiting}
-        has_seats = len(scheduler.running) < scheduler.max_num_seqs
         for key, stream in list(self._unscheduled.items()):
             request = waiting.get(key)
             if request is None or request.num_cached_tokens is not None:
                 stream.stats.scheduled = began
                 del self._unscheduled[key]
-            elif request.blocked_on is not None:
-                stream.stats.waited_for = "prefix"
-            else:
-                stream.stats.waited_for = "room" if has_seats else "seats"
+            elif not stream.stats.waited_for:
+                shared = request.blocked_on is not None
+                stream.stats.waited_for = "prefix" if shared else scheduler.lacked
 
     def _forget(self, stream: Stream, now: float) -> None:
         output = stream.output

@@ -78,6 +78,8 @@ class Scheduler:
         """In order; preempted requests among them."""
         self.running: list[Request] = []
         """In order."""
+        self.lacked = "room"
+        """What those who wait lacked in the last step: ``seats``, or ``room`` for their tokens."""
         self.num_preemptions = 0
         self.num_corrupted = 0
         """Requests that ended because their row of logits held NaN or infinity."""
@@ -113,6 +115,7 @@ class Scheduler:
         """Share out the step's budget; give and take blocks accordingly."""
         scheduled: dict[Request, int] = {}
         may_admit = not (self.static and self.running)
+        self.lacked = "room" if may_admit else "seats"
         self._schedule_running(scheduled)
         if may_admit:
             self._admit_waiting(scheduled)
@@ -201,6 +204,8 @@ class Scheduler:
                 continue  # what it lacks is being computed: in a later step it will be a hit
             victims = self._make_room(request, match, scheduled)
             if victims is None:
+                if len(self.running) >= self.max_num_seqs:
+                    self.lacked = "seats"
                 return
             for victim in victims:
                 scheduled.pop(victim, None)

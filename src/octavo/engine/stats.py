@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from octavo.sampling.params import SamplingParams
 
 
@@ -42,6 +44,8 @@ class RequestStats:
     finish_reasons: list[str] = field(default_factory=list)
     """A choice each: stop, length, abort, error."""
     error: str | None = None
+    trace_headers: Mapping[str, str] | None = None
+    """What the caller said of the trace that the request is part of (W3C)."""
 
     @property
     def num_computed_tokens(self) -> int:

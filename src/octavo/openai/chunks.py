@@ -34,6 +34,7 @@ class ChunkMaker:
         self._text = asked.texts[prompt]
         self._first_index = prompt * asked.params.n
         self._has_begun = [False] * asked.params.n
+        self._has_ended = [False] * asked.params.n
         self._offsets = [0] * asked.params.n
 
     def pieces(self, output: RequestOutput, deltas: Sequence[Delta]) -> list[Piece]:
@@ -45,12 +46,18 @@ class ChunkMaker:
             if not (begins or shows or (self._asked.return_token_ids and delta.token_ids)):
                 continue
             self._has_begun[delta.index] = True
+            self._has_ended[delta.index] = delta.finish_reason is not None
             make = self._chat_piece if self._chat else self._completion_piece
             piece = make(output, delta, begins)
             if self._asked.return_token_ids:
                 piece["token_ids"] = delta.token_ids
             pieces.append(piece)
         return pieces
+
+    def last_pieces(self, output: RequestOutput) -> list[Piece]:
+        """Return an end for each choice that has had none, after a fault."""
+        missing = [index for index, has_ended in enumerate(self._has_ended) if not has_ended]
+        return self.pieces(output, [Delta(index, "", [], None, "error", None) for index in missing])
 
     def _piece(self, delta: Delta) -> Piece:
         piece: Piece = {
@@ -90,8 +97,9 @@ class ChunkMaker:
         ids: list[int] = list(delta.token_ids)
         positions: list[Mapping[int, Logprob] | None] = list(delta.logprobs)
         if echo:
-            ids = [*output.prompt_token_ids, *ids]
-            positions = [*(output.prompt_logprobs or ()), *positions]
+            scores = output.prompt_logprobs or ()  # fewer than there are ids, after a fault
+            ids = [*output.prompt_token_ids[: len(scores)], *ids]
+            positions = [*scores, *positions]
         elif begins:
             self._offsets[delta.index] = len(prompt)
         piece["logprobs"] = self._completion_logprobs(delta.index, ids, positions, num_top)

@@ -112,7 +112,12 @@ def parse_body(
     options["max_tokens"] = _max_tokens(given, chat=chat)
     options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
     stream = _streaming(given, options, may_stream=may_stream)
-    echo = not chat and _bool(given, "echo", False)
+    echo = _bool(given, "echo", False)
+    if echo and chat:
+        raise InvalidRequestError(
+            "echo=true is not supported for a chat; leave it out, or ask for a completion",
+            param="echo",
+        )
     tells_prompt = options.get("prompt_logprobs") is not None
     if echo and options["logprobs"] is not None and not tells_prompt:
         options["prompt_logprobs"] = options["logprobs"]
@@ -247,6 +252,12 @@ def _max_tokens(given: Mapping[str, Any], *, chat: bool) -> Any:
             "same; give one of them",
             param="max_completion_tokens",
         )
+    value = given.get("max_completion_tokens", 0)
+    if type(value) is not int or value < 0:  # else the error would name max_tokens
+        raise InvalidRequestError(
+            f"max_completion_tokens={shown(value)} must be a whole number of at least 0",
+            param="max_completion_tokens",
+        )
     if asked:
         return asked[0]
     return None if chat else _DEFAULT_COMPLETION_TOKENS
@@ -300,7 +311,7 @@ def _completion_prompts(
         if all(type(item) is int for item in prompt):
             items = [prompt]
         elif all(isinstance(item, str) for item in prompt) or all(
-            isinstance(item, list) for item in prompt
+            isinstance(item, list) and all(type(i) is int for i in item) for item in prompt
         ):
             items = list(prompt)
     if not items:

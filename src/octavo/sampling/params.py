@@ -95,8 +95,8 @@ class SamplingParams:
         self._set("n", _int("n", self.n, 1, MAX_CHOICES))
         self._set("temperature", _float("temperature", self.temperature, low=0.0))
         self._set("top_p", _float("top_p", self.top_p, low=0.0, high=1.0, above=True))
-        # -1 is off, as 0 is.
-        self._set("top_k", max(0, _int("top_k", self.top_k, -1)))
+        # -1 is off, as 0 is. No vocabulary has more than 32 bits count, and kernels hold no more.
+        self._set("top_k", min(max(0, _int("top_k", self.top_k, -1)), 2**31 - 1))
         self._set("min_p", _float("min_p", self.min_p, low=0.0, high=1.0))
         self._set(
             "repetition_penalty",

@@ -8,22 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from octavo.engine.outputs import Delta, RequestOutput
-from octavo.errors import EngineFaultError, OctavoError
+from octavo.engine.outputs import RequestOutput
+from octavo.errors import EngineFaultError, InvalidRequestError, OctavoError
 from octavo.openai.chunks import ChunkMaker
 from octavo.openai.response import Fold, error_body, usage, whole_body
-from octavo.server.bodies import encoded, error_response, json_response
+from octavo.server.bodies import encoded, error_response, fault_of, json_response
+from octavo.server.logs import timings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from starlette.types import Receive, Scope, Send
 
     from octavo.engine.async_engine import Stream
+    from octavo.engine.outputs import Delta
     from octavo.openai.chunks import Piece
     from octavo.openai.request import ParsedBody
     from octavo.server.state import ServerState
@@ -36,9 +38,22 @@ class Answer:
     """What a body asks for, in the engine: a stream a prompt."""
 
     def __init__(
-        self, state: ServerState, asked: ParsedBody, *, chat: bool, response_id: str, arrived: float
+        self,
+        state: ServerState,
+        asked: ParsedBody,
+        *,
+        chat: bool,
+        response_id: str,
+        arrived: float,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Hand all prompts to the engine. Raises `OctavoError`, and then none is there."""
+        if len(asked.prompts) > state.engine.most_open:
+            raise InvalidRequestError(
+                f"{len(asked.prompts)} prompts in one request, and {state.engine.most_open} "
+                "requests may be open here, a prompt each; send fewer at once",
+                param="prompt",
+            )
         self.asked = asked
         self.chat = chat
         self.response_id = response_id
@@ -57,6 +72,7 @@ class Answer:
                         request_id=name,
                         priority=asked.priority,
                         arrived=arrived,
+                        trace_headers=trace_headers,
                     )
                 )
             except OctavoError:
@@ -92,17 +108,13 @@ class Answer:
                 yield pieces
 
     def last_pieces(self) -> list[Piece]:
-        """Return an end for each choice that has none, after a fault."""
-        pieces: list[Piece] = []
-        for stream, maker in zip(self.streams, self._makers, strict=True):
-            output = stream.output
-            if output is None:
-                output = RequestOutput("", None, [], 0, [])
-            ended = {choice.index for choice in output.outputs if choice.finished}
-            missing = [index for index in range(self.asked.params.n) if index not in ended]
-            deltas = [Delta(index, "", [], None, "error", None) for index in missing]
-            pieces += maker.pieces(output, deltas)
-        return pieces
+        """Return an end for each choice that has had none, after a fault."""
+        nothing = RequestOutput("", None, [], 0, [])
+        return [
+            piece
+            for stream, maker in zip(self.streams, self._makers, strict=True)
+            for piece in maker.last_pieces(stream.output or nothing)
+        ]
 
     async def whole(self) -> Response:
         """Wait for all of it and return the body."""
@@ -120,7 +132,14 @@ class Answer:
             response_id=self.response_id,
             created=self.created,
         )
+        if self.asked.timings:
+            body["timings"] = self._timings()
         return json_response(body)
+
+    def _timings(self) -> object:
+        """Return what each prompt's request cost and waited for; one alone by itself."""
+        all_of_them = [timings(stream.stats) for stream in self.streams]
+        return all_of_them[0] if len(all_of_them) == 1 else all_of_them
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of the stream, to its ``[DONE]``; an error is an event before that."""
@@ -130,29 +149,36 @@ class Answer:
         }  # fmt: skip
         start = b"data: " + encoded(head)[:-1] + b',"choices":'
 
-        def event(pieces: list[Piece], costs: dict[str, Any] | None = None) -> bytes:
-            tail = b"" if costs is None else b',"usage":' + encoded(costs)
+        def event(pieces: list[Piece], **more: object) -> bytes:
+            tail = b"".join(b',"' + name.encode() + b'":' + encoded(more[name]) for name in more)
             return start + encoded(pieces) + tail + b"}\n\n"
 
         failure: OctavoError | None = None
-        has_begun = False
+        more: dict[str, object]
+        tells_prompt = self.chat and self.asked.return_token_ids
         try:
             async for pieces in self.pieces():
-                costs = usage(self.outputs) if self.asked.continuous_usage else None
-                if self.chat and self.asked.return_token_ids and not has_begun:
-                    pieces[0]["prompt_token_ids"] = self.outputs[0].prompt_token_ids
-                has_begun = True
-                yield b"".join(event([piece], costs) for piece in pieces)
+                more = {}
+                if self.asked.continuous_usage:
+                    more["usage"] = usage(self.outputs)
+                first = b""
+                if tells_prompt:  # beside the choices, as in a whole answer; once
+                    ids, tells_prompt = self.outputs[0].prompt_token_ids, False
+                    first = event([pieces.pop(0)], **more, prompt_token_ids=ids)
+                yield first + b"".join(event([piece], **more) for piece in pieces)
             failure = self.failure
-        except OctavoError as error:
-            failure = error
+        except Exception as error:  # whatever it was, the stream has its proper end
+            failure = error if isinstance(error, OctavoError) else fault_of(error)
             last = self.last_pieces()
             if last:
                 yield b"".join(event([piece]) for piece in last)
         if failure is not None:
             yield b"data: " + encoded(error_body(failure)) + b"\n\n"
+        more = {"timings": self._timings()} if self.asked.timings else {}
         if self.asked.include_usage:
-            yield event([], usage(self.outputs))
+            more["usage"] = usage(self.outputs)
+        if more:
+            yield event([], **more)
         yield b"data: [DONE]\n\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +12,8 @@ from starlette.exceptions import HTTPException
 
 from octavo import __version__
 from octavo.errors import OctavoError, WrongPathError
-from octavo.server.bodies import error_response
+from octavo.server.bodies import error_response, fault_of
+from octavo.server.http_metrics import WatchHttp
 from octavo.server.routes import generate, status, tokens
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from octavo.server.state import ServerState
 
-_log = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -42,6 +41,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_fault)
     app.add_middleware(RequestName)
+    if state.watch is not None:
+        app.add_middleware(WatchHttp, metrics=state.watch.metrics.http)
     return app
 
 
@@ -82,6 +83,5 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
     return answer
 
 
-async def _answer_fault(request: Request, error: Exception) -> Response:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(OctavoError("the server failed; its log says how"))
+async def _answer_fault(_request: Request, error: Exception) -> Response:
+    return error_response(fault_of(error))

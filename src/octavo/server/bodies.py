@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from octavo.errors import BodyTooLargeError, InvalidRequestError, OctavoError
@@ -16,21 +18,29 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+_log = logging.getLogger(__name__)
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """Return the body. Raises `InvalidRequestError` if it is no JSON object, or too long."""
+    """Return the body, and note its size as ``request.state.num_body_bytes``.
+
+    Raises `InvalidRequestError` if it is no JSON object, or too long.
+    """
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BODY_BYTES:
-            raise BodyTooLargeError(
-                f"the body has more than {MOST_BODY_BYTES} bytes; send less in one request"
-            )
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MOST_BODY_BYTES:
+                raise BodyTooLargeError(
+                    f"the body has more than {MOST_BODY_BYTES} bytes; send less in one request"
+                )
+            parts.append(part)
+    except ClientDisconnect:
+        raise InvalidRequestError("the client left before the end of its body") from None
+    request.state.num_body_bytes = size
     try:
         body = _decoder.decode(b"".join(parts))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -54,6 +64,12 @@ def error_response(error: OctavoError) -> Response:
     if error.http_status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error_body(error), error.http_status, headers)
+
+
+def fault_of(error: Exception) -> OctavoError:
+    """Return what a client is told of a fault of the server's; the log has the rest."""
+    _log.error("an answer failed", exc_info=error)
+    return OctavoError("the server failed; its log says how")
 
 
 def encoded(body: object) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -23,18 +24,21 @@ _BACKLOG = 2048
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes a free one. Raises `ConfigError`."""
+    listener = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
+        listener.listen(_BACKLOG)
+    except (OSError, UnicodeError) as error:  # the second for a host that no name can be
+        if listener is not None:
+            listener.close()
         raise ConfigError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; "
+            f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; "
             "take another --host or --port (0 picks a free one)",
             param="port",
         ) from None
-    listener.listen(_BACKLOG)
     return listener
 
 
@@ -64,6 +68,7 @@ async def _serve(
     config = uvicorn.Config(
         create_app(state),
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         backlog=_BACKLOG,
@@ -74,6 +79,8 @@ async def _serve(
     async with state.engine as engine:
         server = _Server(config, engine, drain_seconds, on_ready)
         await server.serve(sockets=[listener])
+    if state.watch is not None:
+        await asyncio.to_thread(state.watch.close)
 
 
 class _Server(uvicorn.Server):
@@ -98,11 +105,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_ready()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
-        """Take a signal."""
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Take a signal; the second ends the process, as one that nobody takes would."""
         if self._engine.is_draining:
-            super().handle_exit(sig, frame)
-            return
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
         self._engine.is_draining = True
         self._loop.call_soon_threadsafe(self._begin_to_drain)
 

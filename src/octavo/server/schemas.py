@@ -23,6 +23,11 @@ def _number(low: float | None = None, high: float | None = None) -> Schema:
 
 _BOOL: Final = _nullable(type="boolean")
 _STRING: Final = _nullable(type="string")
+_PLAIN_IDS: Final[Schema] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0},
+}
 _IDS: Final = _nullable(type="array", items={"type": "integer", "minimum": 0})
 _STRINGS: Final = _nullable(type="array", items={"type": "string"})
 
@@ -30,7 +35,7 @@ _SAMPLING: Final[dict[str, Schema]] = {
     "model": _STRING,
     "n": _integer(1, 128),
     "temperature": _number(0),
-    "top_p": _number(0, 1),
+    "top_p": _nullable(type="number", exclusiveMinimum=0, maximum=1),
     "top_k": _integer(-1),
     "min_p": _number(0, 1),
     "seed": _integer(-(2**63), 2**64 - 1),
@@ -46,7 +51,7 @@ _SAMPLING: Final[dict[str, Schema]] = {
     "presence_penalty": _number(-2, 2),
     "logit_bias": _nullable(type="object", additionalProperties={"type": "number"}),
     "bad_words": _STRINGS,
-    "allowed_token_ids": _IDS,
+    "allowed_token_ids": _nullable(**_PLAIN_IDS),
     "prompt_logprobs": _integer(0, 20),
     "skip_special_tokens": _BOOL,
     "stream": _BOOL,
@@ -66,13 +71,10 @@ COMPLETION: Final[Schema] = {
     "properties": {
         "prompt": {
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                {"type": "array", "items": {"type": "integer", "minimum": 0}},
-                {
-                    "type": "array",
-                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-                },
+                {"type": "string", "minLength": 1},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                _PLAIN_IDS,
+                {"type": "array", "minItems": 1, "items": _PLAIN_IDS},
             ]
         },
         "echo": _BOOL,
@@ -172,8 +174,12 @@ _REASONS: Final = {
 
 def documented(body: Schema) -> dict[str, Any]:
     """Return what FastAPI needs to know of a route that takes ``body``."""
+    answers = answers_json(*_REASONS)
+    if "stream" in body["properties"]:
+        event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+        answers["responses"][200]["content"]["text/event-stream"] = {"schema": event}
     return {
-        **answers_json(*_REASONS),
+        **answers,
         "openapi_extra": {
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}}
         },

@@ -11,11 +11,10 @@ from octavo.errors import AuthenticationError
 from octavo.openai.request import model_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.watch import Watch
 
 MOST_BODY_BYTES = 32 << 20
 
@@ -29,8 +28,8 @@ class ServerState:
     """What the model is called here; the first is what answers say."""
     api_keys: tuple[str, ...] = ()
     """Anyone may ask if there is none."""
-    render_metrics: Callable[[], tuple[bytes, str]] | None = None
-    """Returns the exposition and its content type."""
+    watch: Watch | None = None
+    """Who has the metrics."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -48,9 +47,9 @@ class ServerState:
         if not self.api_keys:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_known = [
-            hmac.compare_digest(given.strip().encode(), key.encode()) for key in self.api_keys
-        ]
+        # Headers are read as Latin-1 whatever they hold: this is what was sent.
+        sent = given.strip().encode("latin-1")
+        is_known = [hmac.compare_digest(sent, key.encode()) for key in self.api_keys]
         if scheme.lower() != "bearer" or not any(is_known):
             raise AuthenticationError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"

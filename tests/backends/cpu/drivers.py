@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numba
-
 from octavo.backends.cpu import attention, elementwise, gemm
 from octavo.backends.cpu.arrays import Codes, Weights
 from octavo.backends.cpu.attention_phase import Queries, pack_queries, write_rows
@@ -107,12 +105,11 @@ def attend(
 
 
 _COMPILED = {
-    function: Compiled(function, what="a kernel's test")
+    function: Compiled(__name__, function.__name__, what="a kernel's test")
     for function in (functions, quantise, rows, rotate, store, embed, matmul, attend)
 }
 
 
 def call(driver, *args):
     """Call a driver; everything it is given keeps its type from call to call."""
-    signature = [numba.typeof(arg) for arg in args]
-    _COMPILED[driver].get(signature, lambda _: None)(*args)
+    _COMPILED[driver].get(args, lambda _: None)(*args)

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import llvmlite.binding as llvm
 import pytest
 
 import octavo
 from octavo.backends.cpu import compiled
+from octavo.backends.cpu.object_code import EntryPoint, ObjectCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,15 +25,12 @@ if TYPE_CHECKING:
 SOURCE = Path(octavo.__file__).parent
 
 PROGRAM = """
-import sys
-import numba, numpy as np
-from octavo.backends.cpu import team
+import numpy as np
 from octavo.backends.cpu.compiled import Compiled
-import entry
 told = []
-one = Compiled(entry.answer, what="the test")
+one = Compiled("entry", "answer", what="the test")
 out = np.zeros(16, np.float32)
-one.get([numba.typeof(out)], told.append)(out)
+one.get([out], told.append)(out)
 print(float(out[0]), one.was_loaded, len(told), " | ".join(told))
 """
 ENTRY = """
@@ -125,6 +124,45 @@ def test_a_second_process_compiles_nothing_and_an_edit_is_seen(copy: Copy):
     assert copy.run()[:2] == (3.0, True)
 
 
+STEP = """
+import sys
+from backends.cpu.models import batch, spec, weights
+from octavo.backends.cpu import backend
+from octavo.backends.cpu.rows import CpuRows
+compute = backend.CpuBackend(spec(), weights(spec()), num_blocks=8, num_threads=2)
+CpuRows(compute)
+bits = compute.execute(batch([([5, 6, 7], 0, [2])])).tobytes().hex()
+print(backend.STEP.was_loaded, "numba" in sys.modules, bits)
+"""
+
+
+def test_who_loads_the_code_needs_no_numba_and_computes_the_same_bits(tmp_path: Path):
+    env = {**os.environ, "OCTAVO_COMPILED": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join([str(SOURCE.parent), str(Path(__file__).parents[2])])
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", STEP], env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert [one[:2] for one in seen] == [["False", "True"], ["True", "False"]]
+    assert seen[0][2] == seen[1][2]
+
+
+def test_code_that_calls_what_is_not_there_is_refused():
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    source = llvm.parse_assembly("""
+        declare i32 @octavo_has_no_such_function()
+        define i32 @entry(i64 %a, i64 %b, i64 %c) {
+            %status = call i32 @octavo_has_no_such_function()
+            ret i32 %status
+        }""")
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    with pytest.raises(RuntimeError, match="entry"):  # and not the end of the process
+        EntryPoint(ObjectCode("entry", machine.emit_object(source)))
+
+
 def test_the_folder_may_lie_elsewhere(copy: Copy, tmp_path: Path):
     homes = [tmp_path / "home", tmp_path / "other home"]
     loaded = [copy.run(home, tmp_path / "elsewhere")[1] for home in homes]
@@ -142,7 +180,7 @@ def test_two_processes_at_once(copy: Copy, tmp_path: Path):
 DAMAGES = {
     "empty": lambda _: b"",
     "cut short": lambda data: data[:1000],
-    "one bit": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "one bit": lambda data: data[:1500] + bytes([data[1500] ^ 1]) + data[1501:],
     "another function's": lambda _: compiled.sealed(pickle.dumps("another") * 2),
     "its stamp, but no code": lambda data: compiled.sealed(
         pickle.dumps(pickle.loads(compiled.unsealed(data))) + pickle.dumps("none")
@@ -153,7 +191,7 @@ DAMAGES = {
 def test_damaged_code_is_told_and_compiled_again(copy: Copy, tmp_path: Path):
     copy.run(tmp_path)
     (path,) = tmp_path.rglob("*.code")
-    assert path.stat().st_size > 5001
+    assert path.stat().st_size > 1501
     for name, damage in DAMAGES.items():
         path.write_bytes(damage(path.read_bytes()))
         value, loaded, told, text = copy.run(tmp_path)
@@ -166,7 +204,7 @@ def test_damaged_code_is_told_and_compiled_again(copy: Copy, tmp_path: Path):
 
 def test_without_room_the_code_stays_in_memory(copy: Copy, tmp_path: Path):
     def without_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
     value, loaded, told, text = copy.run(tmp_path, setup=without_room)
     assert (value, loaded, told) == (3.0, False, 3)
@@ -247,6 +285,6 @@ def test_the_key_is_made_of_all_that_decides_the_code(
     keys.add(compiled.cache_key(tmp_path))
     monkeypatch.setattr(compiled, "cpu_features", lambda: "+other")
     keys.add(compiled.cache_key(tmp_path))
-    monkeypatch.setattr(compiled.numba, "__version__", "0")
+    monkeypatch.setattr(compiled, "numba_version", lambda: "0")
     keys.add(compiled.cache_key(tmp_path))
     assert len(keys) == 6

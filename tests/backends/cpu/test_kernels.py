@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from backends.cpu import drivers, twins
 from backends.cpu.models import tensor
-from octavo.backends.cpu.attention import MAX_ROWS
 from octavo.backends.cpu.formats import FORMATS, ROUNDED, blocks_of
+from octavo.backends.cpu.layout import CHUNK, CLAMPED, K_CHUNK, MAX_ROWS, new_sync
 from octavo.backends.cpu.packing import WeightPlan, aligned, padded
-from octavo.backends.cpu.team import CLAMPED, new_sync
-from octavo.backends.cpu.tiles import CHUNK, K_CHUNK, codes_stride
+from octavo.backends.cpu.tiles import codes_stride
 from octavo.errors import ConfigError
 from octavo.model.files.quants import BLOCK_LAYOUTS, SUPPORTED_TYPES, GGMLType
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from octavo.backends.cpu.layout import BLOCK, MAX_ROWS, SEGMENT, SEGMENT_CHUNK, TILE_ROWS
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
     INT_ZERO,
@@ -48,29 +49,10 @@ from octavo.backends.cpu.simd import (
 if TYPE_CHECKING:
     from octavo.backends.cpu.simd import Floats, Ints
 
-SEGMENT, CHUNK, BLOCK = 512, 64, 16
-
-TILE_ROWS = (4, 12) if HAS_AVX512 else (2, 6)
-"""The numbers of rows for which there is a tile; a tile with fewer repeats its last row.
-
-The first is decoding's, which waits for memory whatever it computes; each further one would be two
-more seconds of compiling.
-"""
-MAX_ROWS = TILE_ROWS[-1]
 ABREAST = (4, 2) if HAS_AVX512 else (2, 1)
 """What `make_segment` is told for each of them: all sums lie in registers."""
 
 _NOTHING, _ZERO, _ONE = np.float32(-1e30), np.float32(0), np.float32(1)
-
-
-def state_size(head_dim: int) -> int:
-    """Return the floats of a tile's running state: per row m, 16 partial sums of l, and o."""
-    return MAX_ROWS * (16 + 16 + head_dim)
-
-
-def scratch_size(head_dim: int) -> int:
-    """Return the floats one thread needs: queries, scores, and two states."""
-    return MAX_ROWS * (head_dim + CHUNK) + 2 * state_size(head_dim)
 
 
 # A state: m [MAX_ROWS * 16, the first MAX_ROWS used], l [MAX_ROWS, 16], o [MAX_ROWS, head_dim].
@@ -117,21 +99,22 @@ def make_segment(rows: int, abreast: int) -> Any:
     ) -> None:
         limit, low = tile.limit, tile.low
         end = min(stop, limit[rows - 1])
-        begin = max(first, low[0] // CHUNK * CHUNK)
+        begin = max(first, low[0] // SEGMENT_CHUNK * SEGMENT_CHUNK)
         for r in range(rows):
             state[at + r] = _NOTHING
             store_f32(state, at + L_AT + r * 16, zero_f32())
             for d in range(0, head_dim, 16):
                 store_f32(state, at + O_AT + r * head_dim + d, zero_f32())
-        for chunk in range(begin, end, CHUNK):
+        for chunk in range(begin, end, SEGMENT_CHUNK):
             block0 = max(low[0] - chunk, 0) // BLOCK
-            block1 = min(CHUNK // BLOCK, (end - chunk + BLOCK - 1) // BLOCK)
+            block1 = min(SEGMENT_CHUNK // BLOCK, (end - chunk + BLOCK - 1) // BLOCK)
             score(tile, blocks, head_dim, chunk, block0, block1)
             for r in range(rows):
-                if chunk < limit[r] and low[r] < chunk + CHUNK:
+                if chunk < limit[r] and low[r] < chunk + SEGMENT_CHUNK:
                     _soften(
-                        tile.s, r * CHUNK, limit[r] - chunk, low[r] - chunk, state, at, r, head_dim
-                    )
+                        tile.s, r * SEGMENT_CHUNK, limit[r] - chunk, low[r] - chunk, state, at, r,
+                        head_dim,
+                    )  # fmt: skip
             # Blocks that every row sees whole lie in the middle.
             whole0 = min(block1, max(block0, (low[rows - 1] - chunk + BLOCK - 1) // BLOCK))
             whole1 = max(whole0, min(block1, (limit[0] - chunk) // BLOCK))
@@ -163,7 +146,7 @@ def make_segment(rows: int, abreast: int) -> Any:
                         acc[r, n] = fma(q, k[0, n], acc[r, n])
             for r in range(rows):
                 for n in range(abreast):
-                    store_f32(tile.s, r * CHUNK + (b + n) * BLOCK, acc[r, n])
+                    store_f32(tile.s, r * SEGMENT_CHUNK + (b + n) * BLOCK, acc[r, n])
 
     @kernel
     def add_values(
@@ -181,7 +164,7 @@ def make_segment(rows: int, abreast: int) -> Any:
             for b in range(block0, block1):
                 place = after = place_of(blocks, chunk // BLOCK + b, head_dim)
                 if fetches:
-                    number = min(chunk + CHUNK + b * BLOCK, end - 1) // BLOCK
+                    number = min(chunk + SEGMENT_CHUNK + b * BLOCK, end - 1) // BLOCK
                     after = place_of(blocks, number, head_dim)
                 for t in range(BLOCK):
                     v = regs_f32(1, abreast)
@@ -191,7 +174,7 @@ def make_segment(rows: int, abreast: int) -> Any:
                         if fetches:
                             fetch(blocks.keys, after + column)
                     for r in range(rows):
-                        p = splat_f32(tile.s, r * CHUNK + b * BLOCK + t)
+                        p = splat_f32(tile.s, r * SEGMENT_CHUNK + b * BLOCK + t)
                         for n in range(abreast):
                             total[r, n] = fma(p, v[0, n], total[r, n])
             for r in range(rows):
@@ -214,7 +197,7 @@ def _add_values_seen(
         for d in range(0, head_dim, 16):
             total = load_f32(state, at + O_AT + r * head_dim + d)
             for t in range(first, stop):
-                p = splat_f32(tile.s, r * CHUNK + b * BLOCK + t)
+                p = splat_f32(tile.s, r * SEGMENT_CHUNK + b * BLOCK + t)
                 total = fma(p, load_f16(blocks.values, place + t * head_dim + d), total)
             store_f32(state, at + O_AT + r * head_dim + d, total)
 
@@ -228,7 +211,7 @@ def _soften(
     Scores from ``low`` to ``limit`` - 1 count; the others' weights are 0, whatever they hold.
     """
     scores = regs_f32(1, 4)
-    sees_all = low <= 0 and limit >= CHUNK
+    sees_all = low <= 0 and limit >= SEGMENT_CHUNK
     for c in range(4):
         scores[0, c] = load_f32(s, s_at + c * 16)
     if not sees_all:
@@ -284,7 +267,7 @@ def attend_segment(
 @kernel
 def fetch_keys(blocks: Blocks, head_dim: int, first: int, stop: int) -> None:
     """Ask for the first chunk of keys of the segment from ``first`` on, tokens below ``stop``."""
-    for number in range(first // BLOCK, min(first + CHUNK, stop + BLOCK - 1) // BLOCK):
+    for number in range(first // BLOCK, min(first + SEGMENT_CHUNK, stop + BLOCK - 1) // BLOCK):
         place = place_of(blocks, number, head_dim)
         for i in range(0, head_dim * BLOCK, 32):  # 64 bytes
             fetch(blocks.keys, place + i)

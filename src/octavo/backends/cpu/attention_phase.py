@@ -13,12 +13,8 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.attention import (
-    BLOCK,
-    CHUNK,
     L_AT,
-    MAX_ROWS,
     O_AT,
-    SEGMENT,
     Blocks,
     Tile,
     attend_segment,
@@ -27,6 +23,7 @@ from octavo.backends.cpu.attention import (
     merge,
     tile_rows,
 )
+from octavo.backends.cpu.layout import BLOCK, MAX_ROWS, SEGMENT, SEGMENT_CHUNK
 from octavo.backends.cpu.simd import kernel, load_f32, splat, store_f32, sum_lanes
 from octavo.backends.cpu.team import claim
 
@@ -119,7 +116,7 @@ def _tile_of(room: Room, head_dim: int) -> Tile:
     """A thread's scratch as a tile."""
     size = O_AT + MAX_ROWS * head_dim  # of a state
     s = room.scratch[MAX_ROWS * head_dim :]
-    total = s[MAX_ROWS * CHUNK :]
+    total = s[MAX_ROWS * SEGMENT_CHUNK :]
     return Tile(room.scratch, s, room.seen, room.seen[MAX_ROWS:], total, total[size:])
 
 

@@ -9,16 +9,13 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numba import types
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.counters import Counters
-from octavo.backends.cpu.decoder import enter
-from octavo.backends.cpu.packing import aligned
-from octavo.backends.cpu.sampling import NUM_ROWS
-from octavo.backends.cpu.team import CLAMPED, NUM_TICKS, TICKS
+from octavo.backends.cpu.layout import BLOCK, CLAMPED, NUM_TICKS, TICKS
+from octavo.backends.cpu.packing import in_small_pages
+from octavo.backends.cpu.sampling_plan import NUM_ROWS
 from octavo.backends.cpu.weights import pack_model
 from octavo.backends.cpu.workspace import Workspace
 from octavo.errors import ConfigError
@@ -29,22 +26,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo.backends.base import InputBatch
+    from octavo.backends.cpu.object_code import Call, EntryPoint
     from octavo.backends.cpu.packing import Tensor
     from octavo.backends.cpu.weights import PackedModel
     from octavo.model.spec import ModelSpec
 
 MOST_THREADS: Final = 64
 
-STEP: Final = Compiled(enter, what="the kernels")
-
-_NUMBA_TYPES: Final = {
-    np.dtype(np.int64): types.int64,
-    np.dtype(np.int32): types.int32,
-    np.dtype(np.float32): types.float32,
-    np.dtype(np.uint16): types.uint16,
-    np.dtype(np.uint8): types.uint8,
-    np.dtype(np.int8): types.int8,
-}
+STEP: Final = Compiled("octavo.backends.cpu.decoder", "enter", what="the kernels")
 
 
 class CpuBackend:
@@ -86,9 +75,9 @@ class CpuBackend:
         self.num_threads = min(num_threads or usable_cores(), MOST_THREADS)
         self._model = pack_model(spec, tensors, num_blocks, is_rounded=quantization == "int8")
         shape = (spec.num_layers, spec.num_kv_heads, num_blocks, spec.head_dim * BLOCK)
-        self.keys = aligned(shape, np.uint16)
+        self.keys = in_small_pages(shape, np.uint16)
         """``[layer, kv_head, block, head_dim, 16]``, the bits of float16."""
-        self.values = aligned(shape, np.uint16)
+        self.values = in_small_pages(shape, np.uint16)
         """``[layer, kv_head, block, 16, head_dim]``."""
         self._team: Team | None = None
         self._workspace: Workspace | None = None
@@ -170,7 +159,7 @@ class CpuBackend:
     def _team_in(self, workspace: Workspace) -> Team:
         if self._team is None or self._team.pid != os.getpid():
             arrays = self._arrays(workspace)
-            step = STEP.get(_signature(arrays), self._say)
+            step = STEP.get((0, 0, *arrays), self._say)
             self._team = Team(step, self.num_threads, arrays)
         return self._team
 
@@ -191,41 +180,34 @@ class Team:
     """Threads that sit in the compiled step and wait for work: the caller's is one of them."""
 
     def __init__(
-        self, step: Callable[..., None], num_threads: int, arrays: tuple[NDArray[Any], ...]
+        self, step: EntryPoint, num_threads: int, arrays: tuple[NDArray[Any], ...]
     ) -> None:
-        self._step = step
-        self._num_threads = num_threads
-        self._arrays = arrays
+        self._together = step.bind(0, num_threads, *arrays)
+        self._alone = step.bind(0, 1, *arrays)
         self.pid = os.getpid()
         """A forked child has no threads of this team."""
         # Fresh numbers: a team counts its jobs from 0. From CLAMPED on they count for good.
         arrays[0][:CLAMPED] = 0
         self._threads = [
             threading.Thread(
-                target=step, args=(i, num_threads, *arrays), name=f"octavo-{i}", daemon=True
+                target=step.bind(i, num_threads, *arrays), name=f"octavo-{i}", daemon=True
             )
             for i in range(1, num_threads)
         ]
         for thread in self._threads:
             thread.start()
         self.close: Callable[[], object] = weakref.finalize(
-            self, _send_home, step, num_threads, arrays, self._threads, self.pid
+            self, _send_home, step.bind(-1, num_threads, *arrays), self._threads, self.pid
         )
 
     def run(self, *, alone: bool = False) -> None:
         """Do one job; ``alone`` is the caller's thread by itself, which wakes nobody."""
-        self._step(0, 1 if alone else self._num_threads, *self._arrays)
+        (self._alone if alone else self._together)()
 
 
-def _send_home(
-    step: Callable[..., None],
-    num_threads: int,
-    arrays: tuple[NDArray[Any], ...],
-    threads: list[threading.Thread],
-    pid: int,
-) -> None:
+def _send_home(dismiss: Call, threads: list[threading.Thread], pid: int) -> None:
     if pid == os.getpid():
-        step(-1, num_threads, *arrays)
+        dismiss()
         for thread in threads:
             thread.join()
 
@@ -235,8 +217,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _signature(arrays: Sequence[NDArray[Any]]) -> list[Any]:
-    kinds = [types.Array(_NUMBA_TYPES[array.dtype], array.ndim, "C") for array in arrays]
-    return [types.int64, types.int64, *kinds]

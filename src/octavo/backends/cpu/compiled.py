@@ -5,6 +5,9 @@ which it imports has changed. So the folder's name is a hash over all that decid
 file under ``backends/``, the versions of numba and llvmlite, the CPU and its features, the switches
 in the environment. Only whole entry points are kept; what they call is inside them.
 
+What is kept is an object file, which LLVM loads alone (`object_code.py`): a process that finds it
+does not import Numba, nor any kernel.
+
 The folders lie in ``$OCTAVO_COMPILED``, or under ``$OCTAVO_HOME`` where that is not set.
 
 An entry point is one file with a checksum, which appears whole or not at all: it is read without a
@@ -13,16 +16,14 @@ processes do not both. Code that cannot be loaded is compiled again; code that c
 a compilation each time.
 """
 
-# mypy: disable-error-code="no-untyped-call, misc"
-
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import gc
 import hashlib
-import inspect
+import importlib
+import importlib.util
 import io
 import os
 import pickle
@@ -30,23 +31,20 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import llvmlite
-import numba
-from numba.core import config
-from numba.core.caching import NullCache
-from numba.core.compiler import CompileResult
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.serialize import dumps
+import llvmlite.binding as llvm
 
-from octavo.backends.cpu.compiler import OPTIONS
 from octavo.backends.cpu.machine import SWITCHES, cpu_features, cpu_name
+from octavo.backends.cpu.object_code import EntryPoint, ObjectCode, kind_of
 from octavo.errors import ConfigError, shown
 from octavo.model.store import octavo_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from octavo.backends.cpu.object_code import Argument
 
 _BACKENDS: Final = Path(__file__).resolve().parents[1]
 _DIGEST_BYTES: Final = 32
@@ -58,13 +56,21 @@ def cache_key(folder: Path = _BACKENDS) -> str:
     """Return the hash of all that decides the compiled code of the kernels under ``folder``."""
     digest = hashlib.blake2b(digest_size=12)
     switches = [f"{name}={os.environ.get(name, '')}" for name in SWITCHES]
-    facts = [numba.__version__, llvmlite.__version__, sys.version, cpu_name(), cpu_features()]
-    for fact in (*facts, *switches):
+    facts = [numba_version(), llvmlite.__version__, sys.version, llvm.get_process_triple()]
+    for fact in (*facts, cpu_name(), cpu_features(), *switches):
         digest.update(fact.encode() + b"\0")
     for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def numba_version() -> str:
+    """Return what Numba says of its version, without importing it."""
+    spec = importlib.util.find_spec("numba")
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "_version.py").read_text()
 
 
 def compiled_home() -> Path:
@@ -76,98 +82,92 @@ def compiled_home() -> Path:
 
 
 class Compiled:
-    """A module's function, compiled for one signature when first asked for, or loaded."""
+    """A module's function, compiled for arguments of some kinds when first asked for, or loaded.
 
-    def __init__(self, function: Callable[..., None], *, what: str) -> None:
-        self._function = function
+    The module is imported only to compile it.
+    """
+
+    def __init__(self, module: str, function: str, *, what: str) -> None:
+        self._module, self._function = module, function
         self._what = what
-        self._dispatcher: Any = None
+        self._entry: EntryPoint | None = None
         self.was_loaded = False
         """Whether the code came from the cache."""
 
     def get(
-        self, signature: Sequence[Any], say: Callable[[str], None] | None = None
-    ) -> Callable[..., None]:
-        """Return the compiled function; ``say`` is told if that takes a while, and how long.
+        self, arguments: Sequence[Argument], say: Callable[[str], None] | None = None
+    ) -> EntryPoint:
+        """Return the function for arguments of these kinds, which stay the same from call to call.
 
-        It is told too of kept code that cannot be loaded, and of code that cannot be kept.
+        ``say`` is told if that takes a while, and how long; of kept code that cannot be loaded; and
+        of code that cannot be kept.
         """
-        if self._dispatcher is None:
-            self._dispatcher = self._compile(tuple(signature), say or _say)
-        compiled: Callable[..., None] = self._dispatcher
-        return compiled
+        if self._entry is None:
+            kinds = [kind_of(argument) for argument in arguments]
+            self._entry = self._load_or_compile(kinds, say or _say)
+        return self._entry
 
-    def _compile(self, signature: tuple[Any, ...], say: Callable[[str], None]) -> Any:
-        dispatcher = numba.njit(**OPTIONS)(self._function)
+    def _load_or_compile(self, kinds: Sequence[str], say: Callable[[str], None]) -> EntryPoint:
+        kept: KeptCode | None = None
         how_often = "once for this version and CPU"
         with contextlib.ExitStack() as held:
             try:
-                dispatcher._cache = kept = KeptCode(dispatcher, signature, say)
-                if not kept.load():
+                kept = KeptCode(self._module, self._function, kinds, say)
+                entry = kept.load()
+                if entry is None:
                     held.enter_context(_locked(kept.path.parent, say))
-                    kept.load()  # another process may have made it meanwhile
+                    entry = kept.load()  # another process may have made it meanwhile
             except (OSError, ConfigError) as error:
                 say(_not_kept(error))
-                dispatcher._cache = NullCache()
-                how_often = "each time"
-            self._compile_or_take(dispatcher, signature, how_often, say)
-        return dispatcher
-
-    def _compile_or_take(
-        self,
-        dispatcher: Any,
-        signature: tuple[Any, ...],
-        how_often: str,
-        say: Callable[[str], None],
-    ) -> None:
-        """Let the dispatcher take what its cache has loaded; else it compiles, and keeps that."""
-        self.was_loaded = getattr(dispatcher._cache, "is_loaded", False)
-        if not self.was_loaded:
+                entry, kept, how_often = None, None, "each time"
+            if entry is not None:
+                self.was_loaded = True
+                return entry
             say(f"compiling {self._what}: up to half a minute, {how_often}")
-        begin = time.monotonic()
-        with _without_gc(), _first_level():
-            dispatcher.compile(signature)
-        if not self.was_loaded:
+            begin = time.monotonic()
+            code = self._compile(kinds)
+            entry = EntryPoint(code)
+            if kept is not None:
+                kept.save(code)
             say(f"compiled {self._what} in {time.monotonic() - begin:.1f} s")
+        return entry
+
+    def _compile(self, kinds: Sequence[str]) -> ObjectCode:
+        from octavo.backends.cpu.entry import compile_entry
+
+        function = getattr(importlib.import_module(self._module), self._function)
+        assert function.__closure__ is None, "what a function closes over is not in the stamp"
+        code: ObjectCode = compile_entry(function, kinds)
+        return code
 
 
-class KeptCode(NullCache):
-    """What Numba's dispatcher asks for compiled code and gives it to: one file, one signature.
+class KeptCode:
+    """An entry point's file: a checksum and two pickles.
 
-    The file is a checksum and two pickles: the stamp (which function and signature, its file's
-    hash, which CPU), and Numba's own form of a compilation's result.
+    They are the stamp (which function, what it takes, its file's hash) and the code.
     """
 
     def __init__(
-        self, dispatcher: Any, signature: tuple[Any, ...], say: Callable[[str], None]
+        self, module: str, function: str, kinds: Sequence[str], say: Callable[[str], None]
     ) -> None:
-        function, self._context = dispatcher.py_func, dispatcher.targetctx
-        assert function.__closure__ is None, "what a function closes over is not in the stamp"
-        source = hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
-        cpu = self._context.codegen().magic_tuple()
-        self._stamp = repr((function.__module__, function.__qualname__, signature, source, cpu))
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        source = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+        self._stamp = repr((module, function, tuple(kinds), source))
         own = hashlib.blake2b(self._stamp.encode(), digest_size=6).hexdigest()
-        self.path = compiled_home() / cache_key() / f"{function.__name__}.{own}.code"
+        self.path = compiled_home() / cache_key() / f"{function}.{own}.code"
         self._say = say
-        self._result: Any = None
         self._fault = ""
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether there is code for the dispatcher to take."""
-        return self._result is not None
-
-    def load(self) -> bool:
-        """Load the code if the file is there and sound, and return whether it was."""
+    def load(self) -> EntryPoint | None:
+        """Return the function if the file is there and sound."""
         try:
             content = io.BytesIO(unsealed(self.path.read_bytes()))
             stamp = pickle.load(content)
             if stamp != self._stamp:
                 raise ValueError(f"it holds other code, of {shown(stamp)}")
-            parts = pickle.load(content)
-            with global_compiler_lock:
-                self._context.refresh()
-                self._result = CompileResult._rebuild(self._context, *parts)
+            return EntryPoint(ObjectCode(*pickle.load(content)))
         except (FileNotFoundError, NotADirectoryError):
             pass  # not compiled yet
         except Exception as error:  # a damaged file can raise anything
@@ -175,16 +175,11 @@ class KeptCode(NullCache):
             if fault != self._fault:
                 self._say(f"{self.path} cannot be loaded ({fault}): compiling it again")
             self._fault = fault
-        return self.is_loaded
+        return None
 
-    def load_overload(self, _signature: Any, _context: Any) -> Any:
-        """Return what `load` has loaded, or None, and the dispatcher compiles."""
-        return self._result
-
-    def save_overload(self, _signature: Any, result: Any) -> None:
+    def save(self, code: ObjectCode) -> None:
         """Write what was compiled; where that cannot be, say so: it is in memory all the same."""
-        assert not result.library.has_dynamic_globals, "holds an address of this process"
-        content = sealed(dumps(self._stamp) + dumps(result._reduce()))
+        content = sealed(pickle.dumps(self._stamp) + pickle.dumps(tuple(code)))
         part = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}")
         try:
             try:
@@ -220,29 +215,6 @@ def _not_kept(error: Exception) -> str:
 def _say(text: str) -> None:
     if sys.stderr is not None:  # print would take stdout instead
         print(f"octavo: {text}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """Compiling makes millions of objects, and little garbage: collecting it costs a fifth."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def _first_level() -> Iterator[None]:
-    """Let LLVM optimise at its first level: others take longer, and no kernel gets faster."""
-    before = config.OPT
-    config.OPT = type(before)(min(1, before))
-    try:
-        yield
-    finally:
-        config.OPT = before
 
 
 @contextlib.contextmanager

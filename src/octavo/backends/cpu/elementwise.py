@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.dots import IQ4_VALUES
+from octavo.backends.cpu.layout import CHUNK, CLAMPED, GROUP_SIZE
 from octavo.backends.cpu.simd import (
     F32x16,
     Floats,
@@ -59,11 +60,8 @@ from octavo.backends.cpu.simd import (
     where_less,
     zero_f32,
 )
-from octavo.backends.cpu.team import CLAMPED, atomic_add
-from octavo.backends.cpu.tiles import CHUNK, record_of
-
-GROUP_SIZE = 32
-"""Activations that share one scale."""
+from octavo.backends.cpu.team import atomic_add
+from octavo.backends.cpu.tiles import record_of
 
 _ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(127)
 _INFINITY, _INFINITY_BITS, _NAN = np.float32(np.inf), 0x7F800000, np.float32(np.nan)
@@ -75,8 +73,6 @@ _MAX_STORED_BITS = 0x477FE000
 AHEAD = 512
 """How many floats ahead memory is asked for: rows follow each other, and a core reads them faster
 than the next cache finds out by itself."""
-
-SILU, GELU_TANH = range(2)
 
 
 @kernel
@@ -213,7 +209,7 @@ def gate_row(x: Floats, gate: int, up: int, out: Floats, out_at: int, size: int,
     for i in range(0, size, 16):
         u = load_f32(x, up + i)
         g = load_f32(x, gate + i) if gate >= 0 else u
-        y = silu(g) if kind == SILU else gelu_tanh(g)
+        y = silu(g) if kind == p.SILU else gelu_tanh(g)
         store_f32(out, out_at + i, y * u if gate >= 0 else y)
 
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.elementwise import GROUP_SIZE, gate_row, quantise_row
-from octavo.backends.cpu.gemm import PANEL_ROWS, multiply_chunk
+from octavo.backends.cpu.elementwise import gate_row, quantise_row
+from octavo.backends.cpu.gemm import multiply_chunk
+from octavo.backends.cpu.layout import (
+    CHUNK,
+    FEED_GROUPS,
+    FEED_NUMBERS,
+    FEED_NUMBERS_AT,
+    GROUP_SIZE,
+    PANEL_ROWS,
+)
 from octavo.backends.cpu.simd import INT_ZERO, kernel, load_f32, store_f32
 from octavo.backends.cpu.team import claim
-from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK, codes_stride
+from octavo.backends.cpu.tiles import codes_stride
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Codes, Plan, Room, Rows, Weights
     from octavo.backends.cpu.simd import Floats, Ints
-
-_GROUPS = CHUNK // GROUP_SIZE
-_NUMBERS_AT = (PANEL_ROWS + BIG_ROWS) * 2 * CHUNK
-_NUMBERS = PANEL_ROWS * _GROUPS
-SCRATCH_SIZE = _NUMBERS_AT + 4 * _NUMBERS + 64
-"""Floats: gate and up of each row, 64 columns each, then scales, sums and half sums."""
-SPARE_SIZE = PANEL_ROWS * CHUNK
-"""Codes of the same rows."""
 
 
 @kernel
@@ -87,13 +87,13 @@ def _quantise_columns(
     inner: Codes,
 ) -> None:  # fmt: skip
     """Quantise columns ``first`` to ``first + size`` - 1 of all rows at once."""
-    scales = scratch[_NUMBERS_AT:]
-    sums, half_sums = scales[_NUMBERS:], scales[2 * _NUMBERS :]
+    scales = scratch[FEED_NUMBERS_AT:]
+    sums, half_sums = scales[FEED_NUMBERS:], scales[2 * FEED_NUMBERS :]
     quantise_row(
         scratch, INT_ZERO, (stop - row) * CHUNK, spare, INT_ZERO, scales, sums, half_sums, INT_ZERO
     )
     for m in range(row, stop):
-        source = (m - row) * _GROUPS
+        source = (m - row) * FEED_GROUPS
         target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE
         place = m * codes_stride(columns) + first
         if size == CHUNK:

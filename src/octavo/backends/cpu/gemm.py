@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu import tiles as t
+from octavo.backends.cpu.layout import BIG_ROWS, CHUNK, K_CHUNK, LANES, PANEL_ROWS
 from octavo.backends.cpu.simd import (
     Floats,
     Ints,
@@ -20,13 +21,9 @@ from octavo.backends.cpu.simd import (
     store_f32,
 )
 from octavo.backends.cpu.team import claim
-from octavo.backends.cpu.tiles import BLOCK, CHUNK
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Codes, Weights
-
-PANEL_ROWS = 128
-"""Rows of activations of one work item: their codes stay in the second-level cache."""
 
 
 def make_chunk(single: Any, big: Any, small: Any) -> Any:
@@ -47,12 +44,12 @@ def make_chunk(single: Any, big: Any, small: Any) -> Any:
         if stop - row == 1:
             single(out, row * stride + out_at, stride, x, row, arena, d, block)
             return
-        for b in range(0, CHUNK // BLOCK, t.BIG_VECTORS):
-            at = out_at + b * BLOCK
+        for b in range(0, CHUNK // LANES, t.BIG_VECTORS):
+            at = out_at + b * LANES
             m = row
             while stop - m > t.SMALL_ROWS:
                 big(out, m * stride + at, stride, x, m, arena, d, block + b)
-                m += t.BIG_ROWS
+                m += BIG_ROWS
             if m < stop:
                 small(out, m * stride + at, stride, x, m, arena, d, block + b)
 
@@ -78,7 +75,7 @@ def _widen(panel: Floats, arena: Ints, d: Ints, block: int, first: int, count: i
                 w = load_bf16(arena, record + v * 32)
             else:
                 w = load_f32(arena, record + v * 64)
-            store_f32(panel, (v * t.K_CHUNK + k) * 16, w)
+            store_f32(panel, (v * K_CHUNK + k) * 16, w)
         record += d[p.RECORD]
 
 
@@ -98,8 +95,8 @@ def _chunk_float(
 ) -> None:
     """As `make_chunk`'s, of float32 rows."""
     columns = d[p.COLUMNS]
-    for first in range(0, columns, t.K_CHUNK):
-        count = min(t.K_CHUNK, columns - first)
+    for first in range(0, columns, K_CHUNK):
+        count = min(K_CHUNK, columns - first)
         _widen(panel, arena, d, block, first, count)
         if stop - row == 1:
             at = row * stride + out_at
@@ -107,10 +104,10 @@ def _chunk_float(
                 out, at, stride, x, row * x_stride, x_stride, panel, 0, first, count
             )
             continue
-        for b in range(0, CHUNK // BLOCK, t.FLOAT_VECTORS):
+        for b in range(0, CHUNK // LANES, t.FLOAT_VECTORS):
             for m in range(row, stop, t.FLOAT_ROWS):
-                at = m * stride + out_at + b * BLOCK
-                panel_at = b * t.K_CHUNK * 16
+                at = m * stride + out_at + b * LANES
+                panel_at = b * K_CHUNK * 16
                 t.tile_float_big(
                     out, at, stride, x, m * x_stride, x_stride, panel, panel_at, first, count
                 )
@@ -147,7 +144,7 @@ def multiply_chunk(
     float32, ``x`` the same rows quantised.
     """
     d = w.matrices[index]
-    block = chunk * (CHUNK // BLOCK)
+    block = chunk * (CHUNK // LANES)
     if d[p.KIND] == p.U4:
         _chunk_u4(out, out_at, stride, x, row, stop, w.arena, d, block)
     elif d[p.KIND] == p.IQ4:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from octavo.backends.cpu.sampling_plan import BINS, CHUNK
 from octavo.backends.cpu.simd import (
     INT_ZERO,
     F32x16,
@@ -48,8 +49,6 @@ from octavo.backends.cpu.words import (
 Number: TypeAlias = Any
 """In annotations: a number of NumPy's or Python's."""
 
-CHUNK = 256
-BINS = 4096
 MINUS_INFINITY, ONE, ZERO = np.float32(-np.inf), np.float32(1), np.float32(0)
 _INFINITY_BITS = 0x7F800000
 _EXP_FLOOR, _LOG2_E = np.float32(-87.5), np.float32(1.4426950408889634)

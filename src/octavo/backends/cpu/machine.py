@@ -11,8 +11,6 @@ import platform
 from typing import Final, Literal, cast
 
 import llvmlite.binding as llvm
-from numba import config
-from numba.core.codegen import get_host_cpu_features
 
 from octavo.errors import ConfigError
 
@@ -24,14 +22,20 @@ _AVX2_NAMES: Final = ("x86-64-v3", "x86-64-v4")
 
 def cpu_name() -> str:
     """Return LLVM's name for the CPU that is compiled for."""
-    return str(config.CPU_NAME or llvm.get_host_cpu_name())
+    return os.environ.get("NUMBA_CPU_NAME") or str(llvm.get_host_cpu_name())
 
 
 def cpu_features() -> str:
     """Return the features that are compiled for, as LLVM writes them: ``+avx2,-avx512f``."""
-    if config.CPU_FEATURES is not None:
-        return str(config.CPU_FEATURES)
-    return "" if config.CPU_NAME == "generic" else str(get_host_cpu_features())
+    told = os.environ.get("NUMBA_CPU_FEATURES")
+    if told is not None:
+        return told
+    if cpu_name() == "generic":
+        return ""
+    try:
+        return str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM does not know how to ask this CPU
+        return ""
 
 
 def is_x86() -> bool:
@@ -61,5 +65,5 @@ DOT_PATH: Final = choose_dot_path(cpu_name(), cpu_features(), os.environ.get("OC
 HAS_AVX512: Final = "+avx512f" in cpu_features().split(",")
 """Whether a vector of sixteen floats is one register, of which there are 32."""
 
-SWITCHES: Final = ("OCTAVO_DOT",)
+SWITCHES: Final = ("OCTAVO_DOT", "NUMBA_OPT")
 """Environment variables that change the generated code."""

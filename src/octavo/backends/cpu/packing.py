@@ -17,6 +17,8 @@ one of 32, with zeros.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -24,7 +26,7 @@ import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.formats import FORMATS, ROUNDED, Coded, Format, blocks_of
-from octavo.backends.cpu.tiles import CHUNK
+from octavo.backends.cpu.layout import CHUNK
 from octavo.model.files.quants import GGMLType, dequantize
 
 if TYPE_CHECKING:
@@ -66,6 +68,21 @@ def aligned(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     room = np.zeros(size + 64, np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + size].view(kind).reshape(shape)
+
+
+def in_small_pages(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of zeros that takes memory 4 KiB at a time, as it is touched.
+
+    For what is touched here and there, as keys and values are: NumPy asks for pages of 2 MiB, and
+    the first token would have one zeroed for each layer and head.
+    """
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    room = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system that has no others
+            room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, np.uint8, size).view(kind).reshape(shape)
 
 
 def padded(size: int, unit: int) -> int:

@@ -64,6 +64,9 @@ MODEL_SIZE = 23
 ) = range(25)
 LAYER_SIZE = 25
 
+SILU, GELU_TANH = range(2)
+"""What ACTIVATION may be."""
+
 EPS, ATTENTION_SCALE, EMBEDDING_SCALE = range(3)
 """The model's real numbers."""
 

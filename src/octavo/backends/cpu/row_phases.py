@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.attention import BLOCK
 from octavo.backends.cpu.elementwise import (
     add_row,
     embed_row,
@@ -19,6 +18,7 @@ from octavo.backends.cpu.elementwise import (
     rotate_head,
     store_head,
 )
+from octavo.backends.cpu.layout import BLOCK
 from octavo.backends.cpu.simd import INT_ZERO, fetch, inlined, kernel, load_f32, store_f32, zero_f32
 from octavo.backends.cpu.team import claim
 from octavo.backends.cpu.tiles import codes_stride

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from octavo.backends.cpu import sampling as s
-from octavo.backends.cpu.logits import CHUNK
+from octavo.backends.cpu import sampling_plan as s
 from octavo.backends.cpu.packing import padded
 from octavo.sampling.logits import NOTHING_LEFT, TokenLogprobs, log, row_faults
 from octavo.sampling.sampler import SamplerOutput
@@ -176,7 +175,7 @@ class CpuRows:
 
     def _room_for(self, vocab_size: int) -> None:
         """Have room for each thread's own work; the task knows its addresses."""
-        room, threads = padded(vocab_size, CHUNK), self._backend.num_threads
+        room, threads = padded(vocab_size, s.CHUNK), self._backend.num_threads
         if room != self._room:
             self._room = room
             self._own = (

@@ -8,8 +8,7 @@ the numbering back to 0.
 Waiting is a short spin, then a futex: a spin alone falls apart as soon as another process wants
 the core. Where there is no futex (macOS) a waiter yields instead.
 
-`sync` is one int64 array, its numbers 128 bytes apart so that no two share a cache line; what only
-thread 0 touches, the ticks of the phases, lies together at its end.
+`sync` is one int64 array (`layout.py`).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -26,7 +25,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from octavo.backends.cpu import plan as p
+from octavo.backends.cpu.layout import (
+    ARRIVED,
+    COMPLETE,
+    GENERATION,
+    JOB,
+    JOB_SLEEPERS,
+    MARK,
+    NEXT_ITEM,
+    QUIT,
+    SLEEPERS,
+    TICKS,
+)
 from octavo.backends.cpu.machine import is_x86
 from octavo.backends.cpu.simd import emit, fetch, kernel
 from octavo.backends.cpu.simd.vectors import call
@@ -34,17 +44,6 @@ from octavo.backends.cpu.simd.vectors import call
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Member
     from octavo.backends.cpu.simd import Ints
-
-_APART = 16
-ARRIVED, GENERATION, SLEEPERS, NEXT_ITEM, JOB, JOB_SLEEPERS, QUIT, CLAMPED = (
-    i * _APART for i in range(8)
-)
-TICKS = 8 * _APART
-"""For each phase two numbers: thread 0's own work, and the rest of the time that the phase took."""
-NUM_TICKS = 2 * len(p.PHASES)
-_MARK = TICKS + NUM_TICKS  # two of the clock: thread 0 left the last barrier; all had come to it
-_COMPLETE = GENERATION + 1  # the clock when all had come to the last barrier
-SYNC_SIZE = _MARK + _APART
 
 SPINS = 500
 """Pauses before a waiter sleeps, about 12 us."""
@@ -62,13 +61,6 @@ _IS_X86 = is_x86()
 
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
-
-
-def new_sync() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a team's shared numbers, all zero, on a cache line's boundary."""
-    room = np.zeros(SYNC_SIZE + 8, np.int64)
-    skip = -room.ctypes.data % 64 // 8
-    return room[skip : skip + SYNC_SIZE]
 
 
 # -- atomics --------------------------------------------------------------------------------------
@@ -224,7 +216,7 @@ def _arrive(sync: Any, num_threads: int) -> Any:
         return False
     atomic_store(sync, ARRIVED, 0)
     atomic_store(sync, NEXT_ITEM, 0)
-    sync[_COMPLETE] = _clock()
+    sync[COMPLETE] = _clock()
     _change(sync, GENERATION, SLEEPERS)
     return True
 
@@ -266,7 +258,7 @@ def claim(sync: Any) -> Any:
 def begin_phases(me: Member) -> None:
     """Start the clock of a step's first phase."""
     if me.thread == 0:
-        me.sync[_MARK] = me.sync[_MARK + 1] = _clock()
+        me.sync[MARK] = me.sync[MARK + 1] = _clock()
 
 
 @kernel
@@ -280,13 +272,13 @@ def end_phase(me: Member, phase: int, arena: Ints, ahead: int) -> None:
     if me.thread != 0:
         barrier_fetching(me.sync, me.num_threads, arena, ahead)
         return
-    work = _clock() - me.sync[_MARK]
+    work = _clock() - me.sync[MARK]
     barrier_fetching(me.sync, me.num_threads, arena, ahead)
-    complete = me.sync[_COMPLETE]
+    complete = me.sync[COMPLETE]
     me.sync[TICKS + 2 * phase] += work
-    me.sync[TICKS + 2 * phase + 1] += complete - me.sync[_MARK + 1] - work
-    me.sync[_MARK] = _clock()
-    me.sync[_MARK + 1] = complete
+    me.sync[TICKS + 2 * phase + 1] += complete - me.sync[MARK + 1] - work
+    me.sync[MARK] = _clock()
+    me.sync[MARK + 1] = complete
 
 
 # -- a step is handed over ------------------------------------------------------------------------

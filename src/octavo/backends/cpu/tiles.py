@@ -26,6 +26,7 @@ from octavo.backends.cpu.dots import (
     low_nibbles,
     low_values,
 )
+from octavo.backends.cpu.layout import BIG_ROWS, CHUNK, K_CHUNK, LANES
 from octavo.backends.cpu.machine import HAS_AVX512
 from octavo.backends.cpu.simd import (
     Floats,
@@ -48,15 +49,9 @@ from octavo.backends.cpu.simd import (
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Codes
 
-BLOCK = 16
-"""Outputs that lie side by side, one a lane."""
-CHUNK = 64
-"""Outputs of one work item: four blocks, whose codes lie in turn so that they are one stream."""
-ABREAST = CHUNK // BLOCK
-K_CHUNK = 256
-"""How many k's of 16-bit weights are widened at once."""
+ABREAST = CHUNK // LANES
 
-BIG_ROWS, BIG_VECTORS = (8, 2) if HAS_AVX512 else (8, 1)
+BIG_VECTORS = 2 if HAS_AVX512 else 1
 SMALL_ROWS, SMALL_VECTORS = (4, 2) if HAS_AVX512 else (4, 1)
 SINGLE_VECTORS = 4
 FLOAT_ROWS, FLOAT_VECTORS = (8, 2) if HAS_AVX512 else (4, 1)

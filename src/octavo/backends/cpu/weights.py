@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.elementwise import GELU_TANH, SILU
 from octavo.backends.cpu.packing import Tensor, WeightPlan, padded
 from octavo.backends.reference import rope_tables
 from octavo.errors import ConfigError
@@ -89,7 +88,7 @@ class _Packer:
         row[p.V_AT] = row[p.K_AT] + padded(kv_size, _UNIT)
         row[p.UP_AT] = inner if spec.gated else 0
         row[p.GATED] = spec.gated
-        row[p.ACTIVATION] = {"silu": SILU, "gelu_tanh": GELU_TANH}[spec.activation]
+        row[p.ACTIVATION] = {"silu": p.SILU, "gelu_tanh": p.GELU_TANH}[spec.activation]
         row[p.POST_NORMS] = spec.post_norms
         row[p.X_STRIDE] = _apart(hidden)
         row[p.Y_STRIDE] = _apart(max(hidden, padded(q_size, _UNIT)))

@@ -1,4 +1,4 @@
-"""The words that only sampling needs: arrays by address, lanes as bits, order keys, double sums.
+"""The words beside vectors: arrays by address, lanes as bits, order keys, double sums.
 
 `simd.py` has the rest and explains them. A *mask* is an int32 whose bit i speaks of lane i. An
 *order key* is the int32 that orders as the float32 does (-0.0 counts as 0.0, NaN nowhere).
@@ -24,6 +24,25 @@ _BITS = ir.VectorType(_I32, 16)
 f64x16 = Vec("f64", 16)
 
 
+def array_ir(context: Any, builder: Any, kind: Any, address: Any, shape: list[Any]) -> Any:
+    """Return Numba's value for the array of this type that lies at an address."""
+    data = context.get_data_type(kind.dtype)
+    item = context.get_constant(types.intp, context.get_abi_sizeof(data))
+    strides = [item]
+    for size in reversed(shape[1:]):
+        strides.insert(0, builder.mul(strides[0], size))
+    array = context.make_array(kind)(context, builder)
+    populate_array(
+        array,
+        data=builder.inttoptr(address, data.as_pointer()),
+        shape=shape,
+        strides=strides,
+        itemsize=item,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
 def _array_at(element: Any) -> Any:
     """Return an intrinsic ``(address, size)``: the one-dimensional array that lies there."""
     kind = types.Array(element, 1, "C")
@@ -31,18 +50,7 @@ def _array_at(element: Any) -> Any:
     @intrinsic
     def array_at(typingctx, address, size):  # noqa: ARG001
         def code(context, builder, _signature, values):
-            data = context.get_data_type(element)
-            item = context.get_constant(types.intp, context.get_abi_sizeof(data))
-            array = context.make_array(kind)(context, builder)
-            populate_array(
-                array,
-                data=builder.inttoptr(values[0], data.as_pointer()),
-                shape=[values[1]],
-                strides=[item],
-                itemsize=item,
-                meminfo=None,
-            )
-            return array._getvalue()
+            return array_ir(context, builder, kind, values[0], [values[1]])
 
         return kind(types.intp, types.intp), code
 

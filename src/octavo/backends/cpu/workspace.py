@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.backends.cpu import plan as p
-from octavo.backends.cpu.attention import MAX_ROWS, SEGMENT, scratch_size, state_size
-from octavo.backends.cpu.feed_phase import SCRATCH_SIZE, SPARE_SIZE
+from octavo.backends.cpu.layout import (
+    BIG_ROWS,
+    CHUNK,
+    FEED_SCRATCH_SIZE,
+    FEED_SPARE_SIZE,
+    K_CHUNK,
+    MAX_ROWS,
+    SEGMENT,
+    new_sync,
+    scratch_size,
+    state_size,
+)
 from octavo.backends.cpu.packing import aligned, padded
-from octavo.backends.cpu.team import new_sync
-from octavo.backends.cpu.tiles import BIG_ROWS, CHUNK, K_CHUNK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,7 +116,7 @@ class Workspace:
     scratches: Array  # [num_threads, .]
     panels: Array  # [num_threads, 4 * K_CHUNK * 16]
     seens: Ints64  # [num_threads, 2 * MAX_ROWS]
-    spares: NDArray[np.int8]  # [num_threads, SPARE_SIZE]
+    spares: NDArray[np.int8]  # [num_threads, FEED_SPARE_SIZE]
     stride: int
     """Of a row of logits."""
 
@@ -128,7 +136,7 @@ class Workspace:
         rows = padded(size.rows, 8) + BIG_ROWS
         y_stride, head_dim = int(model[p.Y_STRIDE]), int(model[p.HEAD_DIM])
         inner = padded(int(model[p.INNER]), 64)
-        scratch = padded(max(scratch_size(head_dim), SCRATCH_SIZE), 64)
+        scratch = padded(max(scratch_size(head_dim), FEED_SCRATCH_SIZE), 64)
         group = int(model[p.HEADS] // model[p.KV_HEADS])
         # Segments become items of their own only while there are few tiles (`_plan_attention`).
         num_parts = (4 * num_threads + 1) * size.segments
@@ -169,7 +177,7 @@ class Workspace:
             scratches=aligned((num_threads, scratch), np.float32),
             panels=aligned((num_threads, CHUNK * K_CHUNK), np.float32),
             seens=np.zeros((num_threads, 2 * MAX_ROWS + 8), np.int64),
-            spares=aligned((num_threads, SPARE_SIZE), np.int8),
+            spares=aligned((num_threads, FEED_SPARE_SIZE), np.int8),
             stride=int(model[p.LOGITS_STRIDE]),
         )
 

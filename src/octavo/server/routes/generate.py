@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["OpenAI"])
 
 _LONG_BODY = 20_000
-"""Characters of prompts whose tokenising takes milliseconds: another thread does it."""
+"""Bytes whose tokenising takes milliseconds: another thread does it."""
 
 
 @router.post("/v1/completions", **documented(COMPLETION))
@@ -41,12 +41,21 @@ async def _generate(request: Request, *, chat: bool) -> Response:
     state = state_of(request)
     state.check_key(request)
     body = await read_object(request)
-    if _is_long(body):
+    if request.state.num_body_bytes > _LONG_BODY:
         asked = await asyncio.to_thread(_parse, body, state, chat=chat)
     else:
         asked = _parse(body, state, chat=chat)
     response_id = new_id(chat=chat, name=request.state.request_id)
-    return AnswerResponse(Answer(state, asked, chat=chat, response_id=response_id, arrived=arrived))
+    return AnswerResponse(
+        Answer(
+            state,
+            asked,
+            chat=chat,
+            response_id=response_id,
+            arrived=arrived,
+            trace_headers=_trace_headers(request),
+        )
+    )
 
 
 def _parse(body: dict[str, Any], state: ServerState, *, chat: bool) -> ParsedBody:
@@ -55,8 +64,7 @@ def _parse(body: dict[str, Any], state: ServerState, *, chat: bool) -> ParsedBod
     )
 
 
-def _is_long(body: dict[str, Any]) -> bool:
-    size = 0
-    for value in (body.get("prompt"), body.get("messages")):
-        size += len(value) if isinstance(value, str) else len(repr(value)) if value else 0
-    return size > _LONG_BODY
+def _trace_headers(request: Request) -> dict[str, str] | None:
+    """Return what the caller says of its trace, None if nothing."""
+    names = ("traceparent", "tracestate")
+    return {name: request.headers[name] for name in names if name in request.headers} or None

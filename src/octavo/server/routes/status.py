@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from octavo import __version__
-from octavo.errors import UnknownModelError
+from octavo.errors import UnknownModelError, shown
 from octavo.server.bodies import json_response
 from octavo.server.schemas import answers_json
 from octavo.server.state import ServerState, state_of
@@ -31,7 +32,7 @@ async def model(request: Request, name: str) -> Response:
     state.check_key(request)
     if name not in state.names:
         raise UnknownModelError(
-            f"no model {name!r} is served here; there is {state.model}", param="model"
+            f"no model {shown(name)} is served here; there is {state.model}", param="model"
         )
     return json_response(_card(state, name))
 
@@ -77,6 +78,8 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     """Return all metrics, as Prometheus reads them."""
-    render = state_of(request).render_metrics
-    body, content_type = (b"", "text/plain; version=0.0.4") if render is None else render()
-    return Response(body, media_type=content_type)
+    watch = state_of(request).watch
+    if watch is None:
+        return Response(b"", media_type="text/plain; version=0.0.4")
+    body, content_type = await asyncio.to_thread(watch.metrics.render)
+    return Response(body, headers={"content-type": content_type})

@@ -54,6 +54,10 @@ async def detokenize(request: Request) -> Response:
     state = state_of(request)
     state.check_key(request)
     body = await read_object(request)
+    return json_response(await asyncio.to_thread(_detokenize, body, state))
+
+
+def _detokenize(body: dict[str, Any], state: ServerState) -> dict[str, Any]:
     tokenizer = state.engine.llm.tokenizer
     size = state.engine.llm.core.backend.spec.vocab_size
     ids = body.get("tokens")
@@ -61,4 +65,4 @@ async def detokenize(request: Request) -> Response:
         raise InvalidRequestError(
             f"tokens={shown(ids)} must be a list of token ids from 0 to {size - 1}", param="tokens"
         )
-    return json_response({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
+    return {"prompt": tokenizer.decode(ids, skip_special_tokens=False)}
