@@ -62,13 +62,14 @@ def test_a_failed_request_is_a_warning_with_its_error(capsys) -> None:
     assert (told["level"], told["error"]) == ("warning", "the logits contain NaN")
 
 
+@pytest.mark.parametrize("name", ["a\nlevel=error", "a\x1b[31m", "a\u2028b", "a\x85b"])
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_an_id_with_line_breaks_makes_no_second_line(form: str, capsys) -> None:
+def test_an_id_can_neither_break_a_line_nor_steer_a_terminal(form: str, name: str, capsys) -> None:
     configure_logs(form)
-    log_request(ended(request_id="a\nlevel=error\r\x1b[31m"))
+    log_request(ended(request_id=name))
     text = capsys.readouterr().err
     assert len(text.splitlines()) == 1
-    assert "\x1b[31m" not in text
+    assert text.removesuffix("\n").isprintable()
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
