@@ -200,7 +200,7 @@ class AsyncEngine:
                 f"{len(self._open)} requests are open, and {self.most_open} may be; try again later"
             )
         stats = RequestStats(request_id, params, 0, perf_counter() if arrived is None else arrived)
-        stats.trace_headers = trace_headers
+        stats.queued, stats.trace_headers = perf_counter(), trace_headers
         stream = Stream(self, stats, params.n)
         self._open.add(stream)
         self._idle.clear()
@@ -321,7 +321,6 @@ class AsyncEngine:
 
     def _add(self, stream: Stream, prompt: Prompt, params: SamplingParams, priority: int) -> None:
         stats = stream.stats
-        stats.queued = perf_counter()
         try:
             self._check_alive()
             stream.output = output = self.llm._add(prompt, params, priority)
@@ -329,7 +328,7 @@ class AsyncEngine:
             if not isinstance(error, OctavoError):
                 _log.error("a request could not be added", exc_info=error)
                 error = EngineFaultError(f"the request could not be added: {in_one_line(error)}")
-            stats.ended = stats.queued
+            stats.ended = perf_counter()
             stats.error, stats.finish_reasons = str(error), ["error"]
             self._post(None, [(stream, [], True, error)])
             return
@@ -344,6 +343,7 @@ class AsyncEngine:
         for request in self.llm.core.scheduler.requests():
             if request.request_id == output.request_id:
                 stream._told[request.choice].take_counts(request)
+                stream.stats.num_cached_tokens = request.num_cached_tokens or 0
         self.llm.core.abort(output.request_id)
         self.llm._processor.discard(output.request_id)
         for choice in output.outputs:
