@@ -62,3 +62,10 @@ def test_a_ramp_goes_from_the_first_rate_to_the_last(strategy, rates):
     even = intervals(5, burstiness=math.inf, **ramp)
     assert 1 / even == pytest.approx(rates)
     assert times(1, burstiness=math.inf, **ramp) == [1.0]
+
+
+@pytest.mark.parametrize("burstiness", [0.5, 4.0])
+def test_a_ramp_keeps_its_rates_whatever_the_burstiness(burstiness):
+    flat = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 4.0, "ramp_up_end_rps": 4.0}
+    gaps = intervals(20_000, burstiness=burstiness, **flat)
+    assert gaps.mean() == pytest.approx(1 / 4, rel=0.05)

@@ -143,12 +143,14 @@ def test_each_limit_of_concurrency_is_a_run_with_prompts_of_its_own():
     assert waited[-1] > sum(answer.latency for answer in runs[0].answers[:-1])
 
 
-def test_warm_ups_are_the_first_request_and_not_counted():
+def test_warm_ups_are_copies_of_a_request_that_no_run_has():
     with Serving(Script()) as server:
-        _, _, fields = bench(server, traffic={"num_warmups": 3})
-        prompts = [body["prompt"] for body in server.bodies]
-    assert len(prompts) == 9
-    assert prompts[:3] == [prompts[3]] * 3
+        _, _, fields = bench(server, traffic={"num_warmups": 3, "max_concurrency": "2,3"})
+        prompts = [tuple(body["prompt"]) for body in server.bodies]
+    assert len(prompts) == 2 * (3 + 6)
+    assert len(set(prompts)) == 1 + 2 * 6
+    assert prompts[:3] == [prompts[0]] * 3
+    assert prompts[9:12] == [prompts[0]] * 3
     assert fields["completed"] == 6
 
 

@@ -7,6 +7,7 @@ import resource
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from octavo.model.text.tokenizer import Tokenizer
 
 _RETRY_SECONDS = 1.0
+_WARM_UP = 1 << 32  # a run that no list of limits comes to
 _ARRIVALS = 1  # a stream of random numbers of its own, so that prompts do not shift arrivals
 
 
@@ -77,28 +79,29 @@ class LoadTest:
         """
         raise_file_limit()
         requests = self.requests(0)  # before the server is asked anything: a file may be bad
+        count = self.traffic.num_warmups
+        needs_probe = count or self.traffic.ready_check_timeout_sec
+        # Where prompts are made here it is none of a run's, which would then be in the cache.
+        probe = self.requests(_WARM_UP)[0] if needs_probe else requests[0]
         runs: list[Run] = []
         async with open_client(self.target, keep_text=self.keep_text) as client:
             target = self.target
             model = target.served_model_name or target.model or await client.first_model()
+            fields = self.sampling.fields(self.dataset.dataset_name, is_chat=target.is_chat)
+            encode = partial(encode_body, model=model, fields=fields, is_chat=target.is_chat)
+            await self._wait_until_ready(client, encode(probe), probe)
             for number, limit in enumerate(self.traffic.concurrencies()):
                 requests = self.requests(number) if number else requests
-                fields = self.sampling.fields(self.dataset.dataset_name, is_chat=target.is_chat)
-                bodies = [
-                    encode_body(request, model, fields, is_chat=target.is_chat)
-                    for request in requests
-                ]
-                if not number:
-                    await self._wait_until_ready(client, bodies[0], requests[0])
-                load = _Load(client, requests, bodies, limit, self.done)
-                await load.warm_up(self.traffic.num_warmups)
+                warm_up = _Load(client, [probe] * count, [encode(probe)] * count, limit, self.done)
+                await warm_up.send_all()
+                load = _Load(client, requests, list(map(encode, requests)), limit, self.done)
                 runs.append(await load.run(self.arrivals(requests, number)))
                 if runs[-1].is_interrupted:
                     break
         return model, runs
 
     async def _wait_until_ready(self, client: Client, body: bytes, request: BenchRequest) -> None:
-        """Send the first request until it succeeds, or raise `ConnectionError`."""
+        """Send a request until it succeeds, if that was asked for, or raise `ConnectionError`."""
         seconds = self.traffic.ready_check_timeout_sec
         begin = time.perf_counter()
         while seconds:
@@ -128,10 +131,9 @@ class _Load:
         self._done = done
         self._answers: dict[int, Answer] = {}
 
-    async def warm_up(self, count: int) -> None:
-        """Send the first request so often; nothing of it is counted."""
-        await asyncio.gather(*(self._send(0) for _ in range(count)))
-        self._answers.clear()
+    async def send_all(self) -> None:
+        """Send all at once; what comes back is not kept."""
+        await asyncio.gather(*(self._send(i) for i in range(len(self._bodies))))
 
     async def run(self, arrivals: Sequence[float]) -> Run:
         """Send each request when it arrives; cancelled, return what has ended."""

@@ -170,9 +170,13 @@ class Traffic:
     max_concurrency: str | None = _flag(
         None, "Requests at a time; a list such as 1,4,16 makes a run of each."
     )
-    num_warmups: int = _flag(0, "Copies of the first request, sent before and not counted.", min=0)
+    num_warmups: int = _flag(
+        0, "Copies of one more request, sent before each run and not counted.", min=0
+    )
     ready_check_timeout_sec: float = _flag(
-        0.0, "Seconds in which the first request must once succeed; 0 does not ask.", min=0.0
+        0.0,
+        "Seconds in which one request must succeed before the rest is sent; 0 sends none.",
+        min=0.0,
     )
     seed: int = _flag(0, "Of prompts, lengths, order and arrivals.", min=0)
 
