@@ -293,7 +293,7 @@ def test_what_raises_in_add_ends_that_request_alone(llm, alone, monkeypatch):
     assert joined(with_engine(llm, work), 0)[0] == alone("hello", params).outputs[0].text
 
 
-@pytest.mark.parametrize("name", ["_note_scheduled", "_news_of", "_abort"])
+@pytest.mark.parametrize("name", ["_note_scheduled", "untold", "_abort"])
 def test_whatever_raises_in_the_thread_nobody_waits_for_ever(llm, alone, monkeypatch, name):
     params = SamplingParams(max_tokens=30, ignore_eos=True, seed=1)
 
@@ -305,7 +305,7 @@ def test_whatever_raises_in_the_thread_nobody_waits_for_ever(llm, alone, monkeyp
             raise RuntimeError("injected")
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine, name, fail)
+            patch.setattr(stream if name == "untold" else engine, name, fail)
             if name == "_abort":
                 stream.abort()
             with pytest.raises(EngineFaultError, match="injected"):

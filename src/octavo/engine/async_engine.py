@@ -16,20 +16,21 @@ import contextlib
 import logging
 import sys
 import threading
+import uuid
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from octavo.engine.outputs import Delta
 from octavo.engine.stats import RequestStats, StepStats
+from octavo.engine.stream import Stream
 from octavo.errors import DrainingError, EngineFaultError, OctavoError, QueueFullError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from octavo.engine.llm import LLM, Prompt
-    from octavo.engine.outputs import RequestOutput
-    from octavo.engine.request import Request
+    from octavo.engine.outputs import Delta
+    from octavo.engine.stats import Observer
     from octavo.sampling.params import SamplingParams
 
 SWITCH_INTERVAL: Final = 1e-4
@@ -38,97 +39,8 @@ SWITCH_INTERVAL: Final = 1e-4
 _log = logging.getLogger(__name__)
 
 
-class Observer(Protocol):
-    """Who is told what happens, on the loop's thread: metrics, logs, traces."""
-
-    def on_step(self, step: StepStats) -> None:
-        """A step has been computed."""
-
-    def on_first_token(self, stats: RequestStats, seconds: float) -> None:
-        """A request's first token came ``seconds`` after its arrival."""
-
-    def on_token_gap(self, seconds: float, count: int) -> None:
-        """``count`` tokens of one choice came ``seconds`` after the ones before."""
-
-    def on_finished(self, stats: RequestStats) -> None:
-        """A request has ended, however."""
-
-
-class Stream:
-    """One request's answer as it comes: an asynchronous iterator over what each step brought."""
-
-    def __init__(self, engine: AsyncEngine, stats: RequestStats, num_choices: int) -> None:
-        self.stats = stats
-        self.output: RequestOutput | None = None
-        """What all requests have; there once anything came, and complete at the end."""
-        self._engine = engine
-        self._arrived: list[Delta] = []
-        self._ended = False
-        self._error: OctavoError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        # The engine thread's: how much of each choice has been told.
-        self._told = [_Told() for _ in range(num_choices)]
-        self._last_arrival = [0.0] * num_choices
-
-    def __aiter__(self) -> Stream:
-        """Return itself."""
-        return self
-
-    async def __anext__(self) -> list[Delta]:
-        """Return all that came since the last call; wait for something if that is nothing.
-
-        Raises `OctavoError` if the request was refused by the engine, or a step failed.
-        """
-        while not self._arrived:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come from the engine."""
-        return self._ended
-
-    def abort(self) -> None:
-        """End the request if it has not ended; its blocks are free within a step."""
-        self._engine.abort(self)
-
-    # -- the loop's side, called by the engine ----------------------------------------------------
-
-    def _take(self, deltas: list[Delta], *, ended: bool, error: OctavoError | None = None) -> None:
-        self._arrived += deltas
-        self._ended = self._ended or ended
-        self._error = self._error or error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _Told:
-    """How much of one choice has been told."""
-
-    __slots__ = ("ended", "num_characters", "num_preemptions", "num_recomputed", "num_tokens")
-
-    def __init__(self) -> None:
-        self.num_characters = 0
-        self.num_tokens = 0
-        self.num_preemptions = 0
-        self.num_recomputed = 0
-        self.ended = False
-
-    def take_counts(self, request: Request) -> None:
-        self.num_preemptions = request.num_preemptions
-        self.num_recomputed = request.num_recomputed_tokens
-
-
 _News = tuple[Stream, "list[Delta]", bool, "OctavoError | None"]
+"""What came to a request, whether it has ended, and the error if one ended it."""
 
 
 class AsyncEngine:
@@ -183,13 +95,15 @@ class AsyncEngine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        request_id: str,
+        request_id: str | None = None,
         priority: int = 0,
         arrived: float | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> Stream:
-        """Hand over a request that `LLM.check` has passed; ``arrived`` is when it came.
+        """Hand over a request; ``arrived`` is when it came. A prompt of text is tokenised here.
 
+        Of what `LLM.check` would refuse, a prompt that is none is refused at once, and the rest by
+        the stream. ``request_id`` is for logs.
         Raises `QueueFullError`, `DrainingError` or `EngineFaultError` if it is not taken.
         """
         self._check_alive()
@@ -199,12 +113,15 @@ class AsyncEngine:
             raise QueueFullError(
                 f"{len(self._open)} requests are open, and {self.most_open} may be; try again later"
             )
-        stats = RequestStats(request_id, params, 0, perf_counter() if arrived is None else arrived)
+        arrived = perf_counter() if arrived is None else arrived
+        text, ids, salt, _ = self.llm._read_prompt(prompt)
+        stats = RequestStats(request_id or uuid.uuid4().hex, params, len(ids), arrived)
         stats.queued, stats.trace_headers = perf_counter(), trace_headers
         stream = Stream(self, stats, params.n)
         self._open.add(stream)
         self._idle.clear()
-        self._commands.put(lambda: self._add(stream, prompt, params, priority))
+        read = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
+        self._commands.put(lambda: self._add(stream, read, priority))
         return stream
 
     def abort(self, stream: Stream) -> None:
@@ -237,7 +154,7 @@ class AsyncEngine:
     def _deliver(self, step: StepStats | None, news: list[_News]) -> None:
         """Hand out what a step brought; the only way from the engine's thread to the loop."""
         for stream, deltas, ended, error in news:
-            stream._take(deltas, ended=ended, error=error)
+            stream.take(deltas, ended=ended, error=error)
             if ended:
                 self._open.discard(stream)
         if not self._open:
@@ -258,8 +175,8 @@ class AsyncEngine:
         for delta in deltas:
             if not delta.token_ids:
                 continue
-            before = stream._last_arrival[delta.index]
-            stream._last_arrival[delta.index] = step.ended
+            before = stream.last_arrival[delta.index]
+            stream.last_arrival[delta.index] = step.ended
             for observer in self._observers:
                 if before:
                     observer.on_token_gap(step.ended - before, len(delta.token_ids))
@@ -295,10 +212,10 @@ class AsyncEngine:
             stream = self._streams.get(request.request_id)
             if stream is None:
                 continue
-            stream._told[request.choice].take_counts(request)
+            stream.told[request.choice].take_counts(request)
             if request.request_id in news:
                 continue
-            deltas = self._news_of(stream)
+            deltas = stream.untold()
             count = sum(len(delta.token_ids) for delta in deltas)
             num_output += count
             if count:
@@ -319,11 +236,11 @@ class AsyncEngine:
         )
         self._post(step, list(news.values()))
 
-    def _add(self, stream: Stream, prompt: Prompt, params: SamplingParams, priority: int) -> None:
+    def _add(self, stream: Stream, prompt: Prompt, priority: int) -> None:
         stats = stream.stats
         try:
             self._check_alive()
-            stream.output = output = self.llm._add(prompt, params, priority)
+            stream.output = output = self.llm._add(prompt, stats.params, priority)
         except Exception as error:
             if not isinstance(error, OctavoError):
                 _log.error("a request could not be added", exc_info=error)
@@ -332,7 +249,6 @@ class AsyncEngine:
             stats.error, stats.finish_reasons = str(error), ["error"]
             self._post(None, [(stream, [], True, error)])
             return
-        stats.num_prompt_tokens = len(output.prompt_token_ids)
         key = output.request_id
         self._streams[key] = self._unscheduled[key] = stream
 
@@ -342,13 +258,13 @@ class AsyncEngine:
             return
         for request in self.llm.core.scheduler.requests():
             if request.request_id == output.request_id:
-                stream._told[request.choice].take_counts(request)
+                stream.told[request.choice].take_counts(request)
                 stream.stats.num_cached_tokens = request.num_cached_tokens or 0
         self.llm.core.abort(output.request_id)
         self.llm._processor.discard(output.request_id)
         for choice in output.outputs:
             choice.finish_reason = choice.finish_reason or "abort"
-        deltas = self._news_of(stream)
+        deltas = stream.untold()
         self._forget(stream, perf_counter())
         self._post(None, [(stream, deltas, True, None)])
 
@@ -377,28 +293,6 @@ class AsyncEngine:
             _log.critical("the engine cannot be emptied: it has stopped", exc_info=second)
         self._post(None, news)
 
-    def _news_of(self, stream: Stream) -> list[Delta]:
-        """Return what has come to a request's choices since the last time."""
-        assert stream.output is not None
-        deltas = []
-        for choice, told in zip(stream.output.outputs, stream._told, strict=True):
-            first, start = told.num_tokens, told.num_characters
-            if told.ended or (len(choice.token_ids) == first and not choice.finished):
-                continue
-            told.num_tokens, told.num_characters = len(choice.token_ids), len(choice.text)
-            told.ended = choice.finished
-            deltas.append(
-                Delta(
-                    choice.index,
-                    choice.text[start:],
-                    choice.token_ids[first:],
-                    None if choice.logprobs is None else choice.logprobs[first:],
-                    choice.finish_reason,
-                    choice.stop_reason,
-                )
-            )
-        return deltas
-
     def _note_scheduled(self, began: float) -> None:
         """Note who was computed for the first time, and what the others wait for."""
         if not self._unscheduled:
@@ -424,8 +318,8 @@ class AsyncEngine:
         stats.num_choice_tokens = [len(choice.token_ids) for choice in output.outputs]
         stats.num_output_tokens = sum(stats.num_choice_tokens)
         stats.finish_reasons = [choice.finish_reason or "abort" for choice in output.outputs]
-        stats.num_preemptions = sum(told.num_preemptions for told in stream._told)
-        stats.num_recomputed_tokens = sum(told.num_recomputed for told in stream._told)
+        stats.num_preemptions = sum(told.num_preemptions for told in stream.told)
+        stats.num_recomputed_tokens = sum(told.num_recomputed for told in stream.told)
         stats.error = stats.error or output.error
 
     def _post(self, step: StepStats | None, news: list[_News]) -> None:

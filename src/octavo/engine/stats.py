@@ -1,4 +1,4 @@
-"""What is told of a request when it has ended, and of a step: plain numbers, for metrics and logs.
+"""What is told of requests and of steps, and to whom: plain numbers, for metrics, logs and traces.
 
 Times are seconds of `time.perf_counter`; a time that never came is None.
 """
@@ -6,7 +6,7 @@ Times are seconds of `time.perf_counter`; a time that never came is None.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ class RequestStats:
     arrived: float
     """When the front had it: before it was tokenised."""
     queued: float | None = None
-    """When the engine had it."""
+    """When it was handed to the engine."""
     scheduled: float | None = None
     """When the first of its tokens was computed: the beginning of that step."""
     first_token: float | None = None
@@ -95,6 +95,22 @@ class StepStats:
     """Tokens generated."""
     num_recomputed_tokens: int
     """Computed for the second time, after a preemption."""
+
+
+class Observer(Protocol):
+    """Who is told what happens, on the loop's thread: metrics, logs, traces."""
+
+    def on_step(self, step: StepStats) -> None:
+        """A step has been computed."""
+
+    def on_first_token(self, stats: RequestStats, seconds: float) -> None:
+        """A request's first token came ``seconds`` after its arrival."""
+
+    def on_token_gap(self, seconds: float, count: int) -> None:
+        """``count`` tokens of one choice came ``seconds`` after the ones before."""
+
+    def on_finished(self, stats: RequestStats) -> None:
+        """A request has ended, however."""
 
 
 def _between(begin: float | None, end: float | None) -> float | None:

@@ -108,30 +108,14 @@ def parse_body(
             )
     _check_special_tokens(given, chat=chat)
     _check_model(given.get("model"), [*names, *model_names(llm)])
-    options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
-    if seed is not None:
-        options.setdefault("seed", seed)
-    options["max_tokens"] = _max_tokens(given, chat=chat)
-    options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
-    stream = _streaming(given, options, may_stream=may_stream)
+    stream = _streaming(given, may_stream=may_stream)
     echo = _bool(given, "echo", False)
     if echo and chat:
         raise InvalidRequestError(
             "echo=true is not supported for a chat; leave it out, or ask for a completion",
             param="echo",
         )
-    tells_prompt = options.get("prompt_logprobs") is not None
-    if echo and options["logprobs"] is not None and not tells_prompt:
-        options["prompt_logprobs"] = options["logprobs"]
-    params = SamplingParams(**options)
-    best_of = given.get("best_of", params.n)
-    if best_of != params.n:
-        raise InvalidRequestError(
-            f"best_of={shown(best_of)} with n={params.n} is not supported; leave best_of out",
-            param="best_of",
-        )
-    for word in params.bad_words or ():
-        check_utf8(word, param="bad_words")
+    params = _params(given, chat=chat, seed=seed, echo=echo)
     texts: list[str | None]
     if chat:
         prompts, texts = [_chat_prompt(given, llm)], [None]
@@ -153,10 +137,33 @@ def parse_body(
         priority,
         **stream,
         echo=echo,
-        prompt_logprobs=tells_prompt,
+        prompt_logprobs="prompt_logprobs" in given,
         return_token_ids=_bool(given, "return_token_ids", False),
         timings=_bool(given, "timings", False),
     )
+
+
+def _params(
+    given: Mapping[str, Any], *, chat: bool, seed: int | None, echo: bool
+) -> SamplingParams:
+    """Return how tokens are to be chosen; an echo with logprobs has the prompt's too."""
+    options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
+    if seed is not None:
+        options.setdefault("seed", seed)
+    options["max_tokens"] = _max_tokens(given, chat=chat)
+    options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
+    if echo:
+        options.setdefault("prompt_logprobs", options["logprobs"])
+    params = SamplingParams(**options)
+    best_of = given.get("best_of", params.n)
+    if best_of != params.n:
+        raise InvalidRequestError(
+            f"best_of={shown(best_of)} with n={params.n} is not supported; leave best_of out",
+            param="best_of",
+        )
+    for word in params.bad_words or ():
+        check_utf8(word, param="bad_words")
+    return params
 
 
 def read_prompt(body: Mapping[str, Any], llm: LLM, *, names: Sequence[str] = ()) -> list[int]:
@@ -213,9 +220,7 @@ def _check_special_tokens(given: Mapping[str, Any], *, chat: bool) -> None:
         )
 
 
-def _streaming(
-    given: Mapping[str, Any], options: Mapping[str, Any], *, may_stream: bool
-) -> dict[str, bool]:
+def _streaming(given: Mapping[str, Any], *, may_stream: bool) -> dict[str, bool]:
     """Return what is asked of a stream, by the names of `ParsedBody`."""
     stream = _bool(given, "stream", False)
     if stream and not may_stream:
@@ -231,7 +236,7 @@ def _streaming(
         raise InvalidRequestError(
             f"stream_options={shown(asked)} must be an object", param="stream_options"
         )
-    if stream and options.get("prompt_logprobs") is not None:
+    if stream and "prompt_logprobs" in given:
         raise InvalidRequestError(
             "prompt_logprobs does not come with stream=true; ask for the whole answer",
             param="prompt_logprobs",

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from octavo.engine.async_engine import Stream
     from octavo.engine.outputs import Delta
+    from octavo.engine.stream import Stream
     from octavo.openai.chunks import Piece
     from octavo.openai.request import ParsedBody
     from octavo.server.state import ServerState

@@ -74,11 +74,14 @@ def in_small_pages(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an array of zeros that takes memory 4 KiB at a time, as it is touched.
 
     For what is touched here and there, as keys and values are: NumPy asks for pages of 2 MiB, and
-    the first token would have one zeroed for each layer and head.
+    the first token would have one zeroed for each layer and head. Raises `MemoryError`.
     """
     kind = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    room = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        room = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {size} bytes: {error.strerror}") from None
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a system that has no others
             room.madvise(mmap.MADV_NOHUGEPAGE)
