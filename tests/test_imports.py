@@ -22,7 +22,7 @@ LAYERS = (
     ("engine.scheduler",),
     ("model",),
     ("backends",),
-    ("engine.batch", "engine.memory", "engine.timing"),
+    ("engine.batch", "engine.memory", "engine.timing", "engine.turns"),
     ("engine.core",),
     ("engine.outputs", "engine.stats", "engine.build", "engine.llm"),
     ("engine.stream", "engine.async_engine"),

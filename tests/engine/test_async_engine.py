@@ -1,13 +1,16 @@
 """AsyncEngine: whatever comes and goes when, a request's deltas are the answer it has alone."""
 
 import asyncio
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo import LLM, SamplingParams
+from octavo.engine import turns
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import DrainingError, EngineFaultError, InvalidRequestError, QueueFullError
 
@@ -363,6 +366,20 @@ def test_draining_and_closing(llm):
 
     asyncio.run(main())
     assert llm.generate("hello", SamplingParams(max_tokens=1))[0].finished
+
+
+def test_threads_change_hands_quickly_while_an_engine_runs_and_as_before_after_it(llm):
+    before = sys.getswitchinterval()
+
+    async def work(engine):
+        await gather(engine.submit("x", SamplingParams(max_tokens=1), request_id=""))
+        slack = Path(f"/proc/{engine._thread.native_id}/timerslack_ns")
+        return sys.getswitchinterval(), slack.read_text() if slack.exists() else "1"
+
+    interval, slack = with_engine(llm, work)
+    assert interval == pytest.approx(turns.SWITCH_INTERVAL) != pytest.approx(before)
+    assert int(slack) == 1
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_the_llm_is_the_engine_s_alone(llm):

@@ -19,8 +19,9 @@ import threading
 import uuid
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from octavo.engine import turns
 from octavo.engine.stats import RequestStats, StepStats
 from octavo.engine.stream import Stream
 from octavo.errors import DrainingError, EngineFaultError, OctavoError, QueueFullError, in_one_line
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from octavo.engine.outputs import Delta
     from octavo.engine.stats import Observer
     from octavo.sampling.params import SamplingParams
-
-SWITCH_INTERVAL: Final = 1e-4
-"""Seconds after which a busy thread gives way to the engine's; Python's own 5 ms double a step."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
-        self._switch_interval = sys.getswitchinterval()
+        self._switch_interval = 0.0
         # The engine thread's own.
         self._streams: dict[str, Stream] = {}
         self._unscheduled: dict[str, Stream] = {}
@@ -75,7 +73,7 @@ class AsyncEngine:
     async def __aenter__(self) -> AsyncEngine:
         """Start the engine's thread."""
         self._loop = asyncio.get_running_loop()
-        sys.setswitchinterval(SWITCH_INTERVAL)
+        self._switch_interval = turns.shorten()
         self._thread = threading.Thread(target=self._work, name="octavo-engine", daemon=True)
         self._thread.start()
         return self
@@ -187,6 +185,7 @@ class AsyncEngine:
 
     def _work(self) -> None:
         """Take commands, and compute steps when there are none, until None comes."""
+        turns.wake_in_time()
         with self.llm._alone():
             while True:
                 is_busy = self.llm.core.has_requests and self.fault is None

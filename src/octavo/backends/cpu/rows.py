@@ -96,16 +96,25 @@ class CpuRows:
         table, reals = self._tables_for(len(rows)).of(len(rows))
         lists = _Lists()
         table[:, s.IS_PLAIN] = 1
+        most = 0
         for i, row in enumerate(rows):
+            num_top = row.params.logprobs
+            if num_top is not None:
+                num_top = min(num_top, logits.shape[1])
+                table[i, s.NUM_TOP] = 1 + num_top
+                most = max(most, 1 + num_top)
             _lay_out(row, table[i], reals[i], lists)
         reals[:, s.NUMBER] = numbers
-        tops = self._run(logits, table, lists)
+        tops = self._run(logits, lists, most)
         errors = row_faults(reals[:, s.LARGEST].tolist())
         token_ids: list[int] = table[:, s.TOKEN].tolist()
         for i, token_id in enumerate(token_ids):
             if token_id < 0 and errors[i] is None:
                 errors[i] = NOTHING_LEFT
-        return SamplerOutput(token_ids, _logprobs(table, reals, *tops), errors)
+        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        if most:
+            logprobs = _logprobs(table, reals, *tops)
+        return SamplerOutput(token_ids, logprobs, errors)
 
     def compute_logprobs(
         self, logits: NDArray[np.float32], token_ids: Sequence[int], num_top: int
@@ -118,28 +127,31 @@ class CpuRows:
         assert min(token_ids) >= 0
         assert max(token_ids) < logits.shape[1]
         table, reals = self._tables_for(len(logits)).of(len(logits))
+        most = 1 + min(num_top, logits.shape[1])
         table[:, s.MODE] = s.SCORED
         table[:, s.TOKEN] = token_ids
-        table[:, s.NUM_TOP] = 1 + num_top
-        return _logprobs(table, reals, *self._run(logits, table, _Lists()))
+        table[:, s.NUM_TOP] = most
+        return _logprobs(table, reals, *self._run(logits, _Lists(), most))
 
     def _run(
-        self, logits: NDArray[np.float32], table: NDArray[np.int64], lists: _Lists
+        self, logits: NDArray[np.float32], lists: _Lists, most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Let the team work; return the likeliest ids and their logits, [rows, most]."""
+        """Let the team work; return the likeliest ids and their logits, [rows, most].
+
+        ``most`` is the largest `NUM_TOP` of the tables' rows.
+        """
         num_rows, vocab_size = logits.shape
         if logits.dtype != np.float32 or logits.strides[1] != 4 or logits.strides[0] % 4:
             logits = np.ascontiguousarray(logits, np.float32)
         stride = logits.strides[0] // 4
         if stride < vocab_size:
             logits, stride = np.ascontiguousarray(logits), vocab_size
-        counts = table[:, s.NUM_TOP]
-        np.minimum(counts, 1 + vocab_size, out=counts)
-        most = max(1, int(counts.max()) - 1)
+        most = max(1, most - 1)
         top_ids, top_values = self._tops_for(num_rows * most)
         ids, amounts = lists.arrays()
-        assert ids.min() >= 0
-        assert ids.max() < vocab_size
+        if lists.size:
+            assert ids.min() >= 0
+            assert ids.max() < vocab_size
         self._room_for(vocab_size)
         task = self._task
         task[s.NUM_ROWS], task[s.VOCAB_SIZE], task[s.STRIDE] = num_rows, vocab_size, stride
@@ -191,10 +203,8 @@ class CpuRows:
 def _lay_out(
     row: SamplingRow, integers: NDArray[np.int64], reals: NDArray[np.float64], lists: _Lists
 ) -> None:
-    """Write what a row asks; a plain greedy one asks nothing."""
+    """Write what a row asks of the choice; a plain greedy one asks nothing."""
     params = row.params
-    if params.logprobs is not None:
-        integers[s.NUM_TOP] = 1 + params.logprobs
     if not params.greedy:
         integers[s.MODE], integers[s.TOP_K] = s.DRAWN, params.top_k
         reals[s.TEMPERATURE : s.MIN_P + 1] = (
