@@ -356,6 +356,7 @@ def test_max_completion_tokens(client):
     [
         {"top_k": 1},
         {"top_k": 3},
+        {"top_k": 0},
         {"top_k": -1},
         {"top_k": 10**6},
         {"min_p": 0.3},
