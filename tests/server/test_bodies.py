@@ -64,6 +64,10 @@ REFUSED = {
     "floats": b'{"prompt":[1.0]}',
     "a list of lists of strings": b'{"prompt":[["x"]]}',
     "an id of many digits": b'{"prompt":[' + b"9" * 30 + b"]}",
+    "more bad words than may be": json.dumps({"prompt": "x", "bad_words": ["x"] * 301}).encode(),
+    "a bad word too long": json.dumps({"prompt": "x", "bad_words": ["x" * 1001]}).encode(),
+    "more stops than may be": json.dumps({"prompt": "x", "stop": ["x"] * 301}).encode(),
+    "a stop too long": json.dumps({"prompt": "x", "stop": "x" * 1001}).encode(),
     "more prompts than may be open": json.dumps({"prompt": ["x"] * 2000}).encode(),
 }
 SERVED = {
@@ -77,6 +81,8 @@ SERVED = {
     "deep and unknown": deep(900, '{"prompt":"x","unknown":%s}'),
     "a zero byte": b'{"prompt":"\\u0000"}',
     "all choices": b'{"prompt":"x","n":128,"max_tokens":1}',
+    "bad words": json.dumps({"prompt": "x", "bad_words": ["x" * 1000] * 300}).encode(),
+    "stops": json.dumps({"prompt": "x", "stop": ["x" * 1000] * 300}).encode(),
     "a bias beyond float32": b'{"prompt":"x","logit_bias":{"5":1e308,"6":-1e308}}',
 }
 
@@ -152,6 +158,35 @@ def test_another_method_is_refused(send, method):
     assert status == 405
     assert headers["allow"] == "POST"
     assert method == "HEAD" or json.loads(content)["error"]["code"] == "wrong_path"
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny", "/docs"]
+)
+def test_head_is_get_without_its_body(send, path):
+    status, headers, content = send(method="HEAD", path=path)
+    got, got_headers, body = send(method="GET", path=path)
+    assert (status, got, content) == (200, 200, b"")
+    assert headers["content-type"] == got_headers["content-type"]
+    assert body
+
+
+def test_head_of_what_is_not_there_is_not_found(send):
+    assert send(method="HEAD", path="/v1/models/another")[0] == 404
+
+
+def test_a_fault_of_the_server_has_the_name_of_its_request(send, server, monkeypatch, caplog):
+    def fail(*_, **__):
+        raise ValueError("injected")
+
+    monkeypatch.setattr(server.engine, "submit", fail)
+    for path in (COMPLETION, CHAT):
+        body = b'{"prompt":"x","messages":[{"role":"user","content":"x"}]}'
+        status, headers, content = send(body, path=path, headers="X-Request-Id: mine\r\n")
+        assert (status, headers["x-request-id"]) == (500, "mine")
+        assert json.loads(content)["error"]["type"] == "server_error"
+        assert b"injected" not in content
+    assert [r.exc_info[1].args for r in caplog.records if r.exc_info] == [("injected",)] * 2
 
 
 @pytest.mark.parametrize(

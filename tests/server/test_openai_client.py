@@ -412,6 +412,21 @@ def test_echo_scores_a_prompt(client):
     assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
 
 
+@pytest.mark.parametrize(("asked", "echoed"), [(1, 3), (3, 1), (0, 2), (2, 0)])
+def test_prompt_logprobs_beside_an_echo_that_needs_others(client, asked, echoed):
+    """Each tells as many as it was asked for, and the same numbers."""
+    prompt = {"model": "tiny", "prompt": "hello", "max_tokens": 1, "seed": 1}
+    alone = client.completions.create(**prompt, extra_body={"prompt_logprobs": asked}).choices[0]
+    echo = client.completions.create(**prompt, echo=True, logprobs=echoed).choices[0]
+    both = client.completions.create(
+        **prompt, echo=True, logprobs=echoed, extra_body={"prompt_logprobs": asked}
+    ).choices[0]
+    assert both.logprobs == echo.logprobs
+    assert both.model_extra["prompt_logprobs"] == alone.model_extra["prompt_logprobs"]
+    for entry in both.model_extra["prompt_logprobs"][1:]:
+        assert max(asked, 1) <= len(entry) <= asked + 1
+
+
 def test_priority_and_salt(client):
     salted = {"prompt": [7] * 40, "model": "tiny", "max_tokens": 1}
     for salt, cached in (("a", 0), ("a", 32), ("b", 0)):

@@ -36,16 +36,22 @@ class ChunkMaker:
         self._has_begun = [False] * asked.params.n
         self._has_ended = [False] * asked.params.n
         self._offsets = [0] * asked.params.n
+        self.num_tokens = 0
+        """Tokens of the pieces so far; not those whose text is held back."""
+        self._num_held = [0] * asked.params.n
 
     def pieces(self, output: RequestOutput, deltas: Sequence[Delta]) -> list[Piece]:
         """Return the pieces of what just came; a delta that shows nothing has none."""
         pieces = []
         for delta in deltas:
+            self._num_held[delta.index] += len(delta.token_ids)
             begins = not self._has_begun[delta.index]
             shows = delta.text or delta.finish_reason or delta.logprobs
             if not (begins or shows or (self._asked.return_token_ids and delta.token_ids)):
                 continue
             self._has_begun[delta.index] = True
+            self.num_tokens += self._num_held[delta.index]
+            self._num_held[delta.index] = 0
             self._has_ended[delta.index] = delta.finish_reason is not None
             make = self._chat_piece if self._chat else self._completion_piece
             piece = make(output, delta, begins)

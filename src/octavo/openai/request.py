@@ -77,8 +77,8 @@ class ParsedBody:
     continuous_usage: bool = False
     """Every chunk does."""
     echo: bool = False
-    prompt_logprobs: bool = False
-    """Asked for by that name; an echo with logprobs needs them too."""
+    prompt_logprobs: int | None = None
+    """How many were asked for by that name; an echo with logprobs may need more."""
     return_token_ids: bool = False
     timings: bool = False
     """What the request waited for, found in the cache and took is told with the answer."""
@@ -137,7 +137,7 @@ def parse_body(
         priority,
         **stream,
         echo=echo,
-        prompt_logprobs="prompt_logprobs" in given,
+        prompt_logprobs=given.get("prompt_logprobs"),
         return_token_ids=_bool(given, "return_token_ids", False),
         timings=_bool(given, "timings", False),
     )
@@ -152,9 +152,10 @@ def _params(
         options.setdefault("seed", seed)
     options["max_tokens"] = _max_tokens(given, chat=chat)
     options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
-    if echo:
-        options.setdefault("prompt_logprobs", options["logprobs"])
     params = SamplingParams(**options)
+    if echo and params.logprobs is not None:
+        most = max(params.logprobs, params.prompt_logprobs or 0)
+        params = dataclasses.replace(params, prompt_logprobs=most)
     best_of = given.get("best_of", params.n)
     if best_of != params.n:
         raise InvalidRequestError(

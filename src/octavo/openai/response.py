@@ -85,12 +85,13 @@ def whole_body(
         "usage": usage(outputs),
         "seed": outputs[0].seed,
     }
-    if asked.prompt_logprobs and chat:
-        body["prompt_logprobs"] = _prompt_logprobs(outputs[0])
-    elif asked.prompt_logprobs:
+    num_top = asked.prompt_logprobs
+    if num_top is not None and chat:
+        body["prompt_logprobs"] = _prompt_logprobs(outputs[0], num_top)
+    elif num_top is not None:
         for i, output in enumerate(outputs):
             for choice in choices[i * asked.params.n : (i + 1) * asked.params.n]:
-                choice["prompt_logprobs"] = _prompt_logprobs(output)
+                choice["prompt_logprobs"] = _prompt_logprobs(output, num_top)
     if asked.return_token_ids and chat:
         body["prompt_token_ids"] = outputs[0].prompt_token_ids
     return body
@@ -129,13 +130,16 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return what outputs have cost so far."""
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    return usage_of(num_prompt, num_completion, sum(output.num_cached_tokens for output in outputs))
+
+
+def usage_of(num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:
+    """Return OpenAI's form of so many tokens; ``num_cached`` of the prompts' were in the cache."""
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(output.num_cached_tokens for output in outputs)
-        },
+        "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 
@@ -151,13 +155,18 @@ def error_body(error: OctavoError) -> dict[str, Any]:
     }
 
 
-def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:
-    """Return an entry a prompt token, by token id as a string, as vLLM does; the first is None."""
+def _prompt_logprobs(output: RequestOutput, num_top: int) -> list[dict[str, Any] | None]:
+    """Return an entry a prompt token, by token id as a string, as vLLM does; the first is None.
+
+    An entry has the token itself and the ``num_top`` likeliest, of which it may be one.
+    """
     entries: list[dict[str, Any] | None] = []
     for position in output.prompt_logprobs or ():
         if position is None:
             entries.append(None)
             continue
+        (own, *others) = position
+        others = others[: num_top - (position[own].rank <= num_top)] if num_top else []
         entries.append(
             {
                 str(token_id): {
@@ -165,7 +174,7 @@ def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:
                     "rank": logprob.rank,
                     "decoded_token": logprob.decoded_token,
                 }
-                for token_id, logprob in position.items()
+                for token_id, logprob in ((key, position[key]) for key in (own, *others))
             }
         )
     return entries

@@ -18,6 +18,8 @@ from octavo.errors import InvalidRequestError, shown
 GREEDY_BELOW = 1e-5  # temperatures under this one mean greedy, as in vLLM
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's own limit
+MAX_STRINGS = 300  # as many as OpenAI takes biases; each token is held against all of them
+MAX_STRING_LENGTH = 1000  # characters
 MAX_BIAS = 100.0  # larger finite biases are clamped to it, as in vLLM
 
 
@@ -242,9 +244,20 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     limit = "a string or a list of strings"
     if not isinstance(strings, Sequence) or isinstance(strings, bytes):
         raise _refuse(name, value, limit)
+    if len(strings) > MAX_STRINGS:
+        raise InvalidRequestError(
+            f"{name} has {len(strings)} strings, and {MAX_STRINGS} are the most; leave some out",
+            param=name,
+        )
     for string in strings:
         if not isinstance(string, str):
             raise _refuse(name, value, limit, f"{string!r} is not a string")
+        if len(string) > MAX_STRING_LENGTH:
+            raise InvalidRequestError(
+                f"{name} holds a string of {len(string)} characters, and {MAX_STRING_LENGTH} are "
+                "the most; shorten it",
+                param=name,
+            )
         if not string:
             raise _refuse(
                 name,

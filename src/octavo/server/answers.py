@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
 from octavo.engine.outputs import RequestOutput
 from octavo.errors import EngineFaultError, InvalidRequestError, OctavoError
 from octavo.openai.chunks import ChunkMaker
-from octavo.openai.response import Fold, error_body, usage, whole_body
+from octavo.openai.response import Fold, error_body, usage, usage_of, whole_body
 from octavo.server.bodies import encoded, error_response, fault_of, json_response
 from octavo.server.logs import timings
 
@@ -103,9 +103,11 @@ class Answer:
         async for i, deltas in _merged(self.streams):
             output = self.streams[i].output
             assert output is not None
-            pieces = self._makers[i].pieces(output, deltas)
-            if pieces:
-                yield pieces
+            # One by one where each is told with what has been sent by then.
+            for some in [[delta] for delta in deltas] if self.asked.continuous_usage else [deltas]:
+                pieces = self._makers[i].pieces(output, some)
+                if pieces:
+                    yield pieces
 
     def last_pieces(self) -> list[Piece]:
         """Return an end for each choice that has had none, after a fault."""
@@ -141,6 +143,13 @@ class Answer:
         all_of_them = [timings(stream.stats) for stream in self.streams]
         return all_of_them[0] if len(all_of_them) == 1 else all_of_them
 
+    def _usage_so_far(self) -> dict[str, Any]:
+        """Return what has been sent once all pieces made so far have."""
+        num_completion = sum(maker.num_tokens for maker in self._makers)
+        num_prompt = sum(stream.stats.num_prompt_tokens for stream in self.streams)
+        num_cached = sum(output.num_cached_tokens for output in self.outputs)
+        return usage_of(num_prompt, num_completion, num_cached)
+
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of the stream, to its ``[DONE]``; an error is an event before that."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
@@ -158,14 +167,16 @@ class Answer:
         tells_prompt = self.chat and self.asked.return_token_ids
         try:
             async for pieces in self.pieces():
-                more = {}
-                if self.asked.continuous_usage:
-                    more["usage"] = usage(self.outputs)
-                first = b""
-                if tells_prompt:  # beside the choices, as in a whole answer; once
-                    ids, tells_prompt = self.outputs[0].prompt_token_ids, False
-                    first = event([pieces.pop(0)], **more, prompt_token_ids=ids)
-                yield first + b"".join(event([piece], **more) for piece in pieces)
+                data = b""
+                for piece in pieces:
+                    more = {}
+                    if self.asked.continuous_usage:
+                        more["usage"] = self._usage_so_far()
+                    if tells_prompt:  # beside the choices, as in a whole answer; once
+                        more["prompt_token_ids"] = self.outputs[0].prompt_token_ids
+                        tells_prompt = False
+                    data += event([piece], **more)
+                yield data
             failure = self.failure
         except Exception as error:  # whatever it was, the stream has its proper end
             failure = error if isinstance(error, OctavoError) else fault_of(error)

@@ -39,7 +39,6 @@ def create_app(state: ServerState) -> FastAPI:
         app.include_router(routes.router)
     app.add_exception_handler(OctavoError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(Exception, _answer_fault)
     app.add_middleware(RequestName)
     if state.watch is not None:
         app.add_middleware(WatchHttp, metrics=state.watch.metrics.http)
@@ -47,7 +46,10 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 class RequestName:
-    """Gives every request the name of its `X-Request-Id`, or a new one, and returns it."""
+    """Gives every request the name of its `X-Request-Id`, or a new one, and returns it.
+
+    A fault of the server's is answered here, so that its answer has the name too.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,12 +63,21 @@ class RequestName:
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = name
 
+        has_begun = False
+
         async def named(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 MutableHeaders(scope=message)["X-Request-Id"] = name
             await send(message)
 
-        await self._app(scope, receive, named)
+        try:
+            await self._app(scope, receive, named)
+        except Exception as error:
+            if has_begun:  # the client sees an answer that breaks off; uvicorn logs why
+                raise
+            await error_response(fault_of(error))(scope, receive, named)
 
 
 async def _answer_error(_request: Request, error: Any) -> Response:
@@ -81,7 +92,3 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
     return answer
-
-
-async def _answer_fault(_request: Request, error: Exception) -> Response:
-    return error_response(fault_of(error))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from octavo.sampling.params import MAX_STRING_LENGTH, MAX_STRINGS
+
 Schema = dict[str, Any]
 
 
@@ -29,7 +31,8 @@ _PLAIN_IDS: Final[Schema] = {
     "items": {"type": "integer", "minimum": 0},
 }
 _IDS: Final = _nullable(type="array", items={"type": "integer", "minimum": 0})
-_STRINGS: Final = _nullable(type="array", items={"type": "string"})
+_TEXTS: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STRING_LENGTH}
+_STRINGS: Final = _nullable(type="array", maxItems=MAX_STRINGS, items=_TEXTS)
 
 _SAMPLING: Final[dict[str, Schema]] = {
     "model": _STRING,
@@ -42,7 +45,7 @@ _SAMPLING: Final[dict[str, Schema]] = {
     "max_tokens": _integer(0),
     "max_completion_tokens": _integer(0),
     "min_tokens": _integer(0),
-    "stop": {"anyOf": [{"type": "string"}, *_STRINGS["anyOf"]]},
+    "stop": {"anyOf": [_TEXTS, *_STRINGS["anyOf"]]},
     "include_stop_str_in_output": _BOOL,
     "stop_token_ids": _IDS,
     "ignore_eos": _BOOL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,10 +13,26 @@ from octavo.server.bodies import json_response
 from octavo.server.schemas import answers_json
 from octavo.server.state import ServerState, state_of
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    _Answer = Callable[..., Awaitable[Response]]
+
 router = APIRouter(tags=["Status"])
 
 
-@router.get("/v1/models", **answers_json(401))
+def _get(path: str, **documented: Any) -> Callable[[_Answer], _Answer]:
+    """Serve GET, and HEAD as the same without its body; only GET is in the schema."""
+
+    def serve(answer: _Answer) -> _Answer:
+        router.get(path, **documented)(answer)
+        router.head(path, include_in_schema=False)(answer)
+        return answer
+
+    return serve
+
+
+@_get("/v1/models", **answers_json(401))
 async def models(request: Request) -> Response:
     """List the model, under each of its names here."""
     state = state_of(request)
@@ -25,7 +41,7 @@ async def models(request: Request) -> Response:
     return json_response({"object": "list", "data": [_card(state, name) for name in names]})
 
 
-@router.get("/v1/models/{name:path}", **answers_json(401, 404))
+@_get("/v1/models/{name:path}", **answers_json(401, 404))
 async def model(request: Request, name: str) -> Response:
     """Describe the model by one of its names."""
     state = state_of(request)
@@ -50,13 +66,13 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-@router.get("/version", **answers_json())
+@_get("/version", **answers_json())
 async def version() -> Response:
     """Return the engine's version."""
     return json_response({"version": __version__})
 
 
-@router.get("/health", **answers_json(503))
+@_get("/health", **answers_json(503))
 async def health(request: Request) -> Response:
     """Say whether the engine lives (200), or must be restarted (503)."""
     fault = state_of(request).engine.fault
@@ -65,7 +81,7 @@ async def health(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-@router.get("/ready", **answers_json(503))
+@_get("/ready", **answers_json(503))
 async def ready(request: Request) -> Response:
     """Say whether requests are taken (200), or not: it is draining, or has stopped (503)."""
     engine = state_of(request).engine
@@ -75,7 +91,7 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "ready"})
 
 
-@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+@_get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     """Return all metrics, as Prometheus reads them."""
     watch = state_of(request).watch
