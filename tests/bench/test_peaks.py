@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from octavo.backends.cpu.layout import new_sync
 from octavo.backends.cpu.packing import aligned
-from octavo.bench import peaks
-from octavo.bench.probes import (
+from octavo.backends.cpu.probe_plan import (
     DOT,
     DOT_CHAINS,
     FMA,
     FMA_CHAINS,
     OPS_PER_DOT,
     OPS_PER_FMA,
-    PROBE,
     READ,
     READ_UNIT,
     SEEDS,
     SINK,
 )
+from octavo.bench import peaks
+from octavo.bench.peaks import PROBE
 from octavo.errors import ConfigError
 
 TURNS = 7
@@ -79,3 +82,15 @@ def test_without_memory_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(peaks, "available_memory", lambda: 1 << 30)
     with pytest.raises(ConfigError, match=r"takes 1024 MiB, and 1024 MiB are free.*--no-peaks"):
         peaks.measure_peaks(1)
+
+
+def test_who_finds_the_probes_compiled_needs_no_numba() -> None:
+    arguments = (0, 1, new_sync(), READ, 1, *(aligned(READ_UNIT, np.uint8),) * 2)
+    PROBE.get((*arguments, *(aligned(SINK, np.float32),) * 2))
+    script = (
+        "import sys\nfrom octavo.bench.peaks import PROBE, measure_peaks\n"
+        "measure_peaks(1, read_bytes=1 << 20, turns=1, best_of=1)\n"
+        "print(PROBE.was_loaded, 'numba' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert told.stdout.split() == ["True", "False"], told.stderr

@@ -171,6 +171,25 @@ def test_bad_usage_is_refused_before_anything_is_sent(octavo, args, reason):
     assert not out
 
 
+@pytest.mark.parametrize(
+    ("args", "remedy"),
+    [
+        (("--profile",), "octavo bench latency"),
+        (("--probe-request-rate", "0.5"), "a second octavo bench serve"),
+        (("--plot-timeline",), "--save-detailed"),
+        (("--timeline-itl-thresholds", "2,5"), "no timeline"),
+        (("--plot-dataset-stats",), "--save-detailed"),
+    ],
+)
+def test_what_only_vllm_has_is_refused_with_what_there_is_instead(octavo, args, remedy):
+    with Serving(Script()) as server:
+        code, out, err = octavo("--base-url", server.url, *args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert args[0] in err
+    assert remedy in err
+    assert args[0] not in octavo("--help")[1]
+
+
 def test_ctrl_c_ends_with_what_was_measured():
     code = "import sys; from octavo.cli.main import main; sys.argv[0] = 'octavo'; main()"
     with Serving(Script(delay=0.01)) as server:

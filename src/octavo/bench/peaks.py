@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from octavo.backends.cpu.backend import usable_cores
+from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.layout import ARRIVED, new_sync
 from octavo.backends.cpu.packing import aligned
-from octavo.bench.probes import (
+from octavo.backends.cpu.probe_plan import (
     DOT,
     FMA,
     OPS_PER_DOT,
     OPS_PER_FMA,
-    PROBE,
     READ,
     READ_UNIT,
     SEEDS,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import NDArray
+
+PROBE: Final = Compiled("octavo.bench.probes", "probe", what="the probes of the machine's limits")
 
 READ_BYTES: Final = 1 << 30
 BEST_OF: Final = 5

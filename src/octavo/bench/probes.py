@@ -6,11 +6,19 @@ is in this file or under ``backends/``, so that the compiled code's stamp covers
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from octavo.backends.cpu.compiled import Compiled
 from octavo.backends.cpu.dots import DOT_U4
-from octavo.backends.cpu.machine import HAS_AVX512
+from octavo.backends.cpu.probe_plan import (
+    DOT,
+    DOT_CHAINS,
+    FMA_CHAINS,
+    READ,
+    READ_UNIT,
+    SEEDS,
+    SINK,
+    VECTORS,
+)
 from octavo.backends.cpu.simd import (
     fma,
     kernel,
@@ -28,35 +36,18 @@ if TYPE_CHECKING:
 
 _regs, _step, _finish = DOT_U4
 
-READ, DOT, FMA = range(3)
-
-DOT_CHAINS: Final = 12 if HAS_AVX512 else 3
-FMA_CHAINS: Final = 16 if HAS_AVX512 else 6
-"""Accumulators that do not wait for each other: what fits into the registers beside operands."""
-OPS_PER_DOT: Final = 128 * DOT_CHAINS
-"""Of one turn of the loop: a vector has 64 products and as many additions."""
-OPS_PER_FMA: Final = 32 * FMA_CHAINS
-SEEDS: Final = 64
-"""Vectors that the arithmetic begins with."""
-
-_VECTORS: Final = 16  # of 64 bytes, read at a turn of the loop
-READ_UNIT: Final = 1 << 20
-"""Bytes that a thread takes at a time, as the kernels take items: one held up costs one of them."""
-SINK: Final = 16 * _VECTORS  # as many as any probe has accumulators
-"""Floats that a thread writes."""
-
 
 @kernel
 def _read(sync: Ints, memory: Ints, sink: Floats, sink_at: int) -> None:
     """Load ``memory``, each piece straight through."""
-    total = regs_i32(1, _VECTORS)
+    total = regs_i32(1, VECTORS)
     first = claim(sync) * READ_UNIT
     while first + READ_UNIT <= memory.size:
-        for at in range(first, first + READ_UNIT, _VECTORS * 64):
-            for v in range(_VECTORS):
+        for at in range(first, first + READ_UNIT, VECTORS * 64):
+            for v in range(VECTORS):
                 total[0, v] = total[0, v] + load_codes(memory, at + v * 64)
         first = claim(sync) * READ_UNIT
-    for v in range(_VECTORS):  # what nobody reads the compiler would drop
+    for v in range(VECTORS):  # what nobody reads the compiler would drop
         store_f32(sink, sink_at + v * 16, to_f32(total[0, v]))
 
 
@@ -109,6 +100,3 @@ def probe(
     else:
         _fma(turns, reals, sink, at)
     barrier(sync, num_threads)
-
-
-PROBE: Final = Compiled(__name__, "probe", what="the probes of the machine's limits")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.bench.serve.refused import Refused
 from octavo.bench.serve.settings import DatasetSettings, Reporting, Sampling, Target, Traffic
 from octavo.cli.bench_output import AsJson, check_outputs, progress
 from octavo.cli.guard import FAILED
@@ -23,6 +24,7 @@ MANY_VALUES = ("--goodput", "--metadata", "--header")
 """The flags that take several values at once."""
 
 
+@settings_options(Refused, "refused")
 @settings_options(Reporting, "reporting")
 @settings_options(Sampling, "sampling")
 @settings_options(Traffic, "traffic")
@@ -42,12 +44,14 @@ def bench_serve(
     traffic: dict[str, Any],
     sampling: dict[str, Any],
     reporting: dict[str, Any],
+    refused: dict[str, Any],
 ) -> None:
     """Measure an OpenAI server: send requests, and time their streamed answers.
 
     Flags and JSON fields are those of `vllm bench serve`; there are more. Ends with 1 if every
     request failed. Ctrl-C ends the run and reports what was measured.
     """
+    Refused(**refused)
     report = Reporting(**reporting)
     server, data = Target(**target), DatasetSettings(**dataset)
     load, asked = Traffic(**traffic), Sampling(**sampling)

@@ -1,13 +1,20 @@
 """`octavo serve`: an OpenAI-compatible server."""
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from octavo.cli.options import engine_options
 from octavo.cli.terminal import open_llm, say
 from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket
+
+    from octavo.engine.llm import LLM
+    from octavo.server.state import ServerState
 
 _KEYS = "OCTAVO_API_KEY"
 
@@ -56,46 +63,78 @@ def serve(
     Prints one line when it is ready. SIGTERM and Ctrl-C let it finish what runs; a second one ends
     it at once.
     """
-    try:
-        from octavo.server.logs import configure_logs
-        from octavo.server.run import listen
-        from octavo.server.run import serve as run_server
-        from octavo.server.state import ServerState
-        from octavo.server.watch import Watch
-    except ImportError as error:
-        raise ConfigError(
-            f"octavo serve needs {error.name}; install it: pip install 'octavo[serve]'"
-        ) from None
-    if model_name is not None:
-        engine = {**engine, "model": model_name}
-    keys = [*(api_key or ()), *filter(None, [os.environ.get(_KEYS)])]
-    if not all(keys):
-        raise ConfigError("an --api-key is empty; leave it out, or give one", param="api_key")
+    _check_installed()
+    from octavo.server.logs import configure_logs
+    from octavo.server.run import listen
+    from octavo.server.run import serve as run_server
+
+    keys = _keys(api_key)
     listener = listen(host, port)
     configure_logs(log_format, log_level)
 
     from octavo import LLM
-    from octavo.engine.async_engine import AsyncEngine
 
+    if model_name is not None:
+        engine = {**engine, "model": model_name}
     llm = open_llm(LLM, engine, verbose=True)
-
     names = tuple(served_model_name or ())
+    make_state = _state_maker(
+        llm, names, keys, max_waiting, log_requests=log_requests, traces=otlp_traces_endpoint
+    )
+
+    def say_ready() -> None:
+        typer.echo(f"octavo serves {llm.config.model} at {_address(listener)}")
+
+    run_server(make_state, listener, drain_seconds=drain_seconds, on_ready=say_ready)
+    say("octavo has stopped")
+
+
+def _check_installed() -> None:
+    try:
+        import octavo.server.run
+        import octavo.server.watch  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"octavo serve needs {error.name}; install it: pip install 'octavo[serve]'"
+        ) from None
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """Return the keys of the command line and of the environment."""
+    keys = (*(given or ()), *filter(None, [os.environ.get(_KEYS)]))
+    if not all(keys):
+        raise ConfigError("an --api-key is empty; leave it out, or give one", param="api_key")
+    return keys
+
+
+def _state_maker(
+    llm: "LLM",
+    names: tuple[str, ...],
+    keys: tuple[str, ...],
+    max_waiting: int,
+    *,
+    log_requests: bool,
+    traces: str | None,
+) -> "Callable[[], ServerState]":
+    """Return what makes the server's state in its loop's thread; who watches is made now."""
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.state import ServerState
+    from octavo.server.watch import Watch
+
     watch = Watch(
         llm.core,
         model_name=names[0] if names else llm.config.model,
         logs_requests=log_requests,
-        otlp_traces_endpoint=otlp_traces_endpoint,
+        otlp_traces_endpoint=traces,
     )
 
     def make_state() -> ServerState:
         engine = AsyncEngine(llm, max_waiting=max_waiting, observers=(watch,))
-        return ServerState(engine, served_names=names, api_keys=tuple(keys), watch=watch)
+        return ServerState(engine, served_names=names, api_keys=keys, watch=watch)
 
-    name, number = listener.getsockname()[:2]
-    shown_host = f"[{name}]" if ":" in name else name
+    return make_state
 
-    def say_ready() -> None:
-        typer.echo(f"octavo serves {llm.config.model} at http://{shown_host}:{number}")
 
-    run_server(make_state, listener, drain_seconds=drain_seconds, on_ready=say_ready)
-    say("octavo has stopped")
+def _address(listener: "socket") -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
