@@ -56,6 +56,63 @@ def test_every_query_asks_for_what_is_told_by_labels_that_it_has(monkeypatch) ->
             assert all(labels <= found[name] for name in names), query
 
 
+def test_rates_are_of_counters_and_quantiles_of_buckets() -> None:
+    golden = (Path(__file__).with_name("metric_names.txt")).read_text().splitlines()
+    kinds = dict(line.split()[:2] for line in golden)
+    counters = {f"{name}_total" for name, kind in kinds.items() if kind == "counter"}
+    for name, kind in kinds.items():
+        if kind in ("histogram", "summary"):
+            counters |= {f"{name}_sum", f"{name}_count"}
+        if kind == "histogram":
+            counters.add(f"{name}_bucket")
+    counters.add("process_cpu_seconds_total")  # prometheus-client's own
+    for query in QUERIES:
+        rated = re.findall(r"rate\(([\w:]+)", query)
+        assert set(rated) <= counters, query
+        unrated = set(NAME.findall(query)) - set(rated)
+        assert not unrated & counters, f"a running count is shown as it is: {query}"
+        if "histogram_quantile" in query:
+            quantile = (
+                r"histogram_quantile\(0\.\d+, sum by \(le\) \(rate\([\w:]+_bucket\{.*\}\[.*\]"
+            )
+            assert re.fullmatch(quantile + r"\)\)\)", query), query
+
+
+def test_literal_labels_have_values_that_are_told(monkeypatch) -> None:
+    front = Front()
+    monkeypatch.setattr(front.core.backend, "counters", Counted, raising=False)
+    told = list(front.samples())
+    for query in QUERIES:
+        for name, matchers in re.findall(r"([\w:]+)\{([^}]*)\}", query):
+            for label, value in re.findall(r'(\w+)="([^"$]+)"', matchers):
+                assert any(
+                    key.startswith(f"{name}{{") and f"{label}={value}" in key for key in told
+                ), query
+
+
+def test_grafana_finds_what_it_needs() -> None:
+    """Its own names: a data source to choose, variables that are defined, a letter a query."""
+    assert DASHBOARD["schemaVersion"] >= 36  # since when a data source is an object
+    assert DASHBOARD["title"]
+    assert DASHBOARD["uid"]
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    assert next(iter(variables)) == "datasource"  # the others ask it
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    asked = [v for v in variables.values() if v["type"] == "query"] + PANELS
+    asked += [target for panel in PANELS for target in panel["targets"]]
+    assert [one["datasource"] for one in asked] == [source] * len(asked)
+    for panel in PANELS:
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters) > 0
+        assert panel["type"] in ("stat", "timeseries")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD)))
+    assert used <= {*variables, "__rate_interval"}
+    assert set(variables) <= used
+
+
 def test_legends_name_labels_of_their_query() -> None:
     for panel in PANELS:
         for target in panel["targets"]:

@@ -122,3 +122,17 @@ def test_an_observer_that_fails_stops_nothing(server, monkeypatch, caplog):
     assert server.post("/v1/completions", BODY).status_code == 200
     wait_until(server.is_idle)
     assert "what watches the engine failed" in caplog.text
+
+
+def test_who_watches_is_answered_while_a_step_takes_long(server, gate):
+    """None of it waits for the engine's thread, which sits in a step here."""
+    held = server.connect("/v1/completions", {"prompt": "hello", "max_tokens": 4})
+    wait_until(lambda: gate.num_begun == 1)
+    for path in ("/health", "/ready", "/version", "/v1/models"):
+        assert server.get(path).status_code == 200
+    assert "octavo_queue_depth 1.0" in server.get("/metrics").text
+    assert server.post("/tokenize", {"prompt": "hello"}).status_code == 200
+    assert gate.num_begun == 1
+    gate.open()
+    assert b"200 OK" in held.recv(1000)
+    held.close()

@@ -1,4 +1,4 @@
-"""Flags of vLLM's bench serve that are not here: each is refused, and says what there is instead."""
+"""Flags of vLLM's bench serve that are not here: each is refused, with what there is instead."""
 
 from __future__ import annotations
 
