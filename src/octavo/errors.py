@@ -69,6 +69,13 @@ class UnknownModelError(InvalidRequestError):
     code = "model_not_found"
 
 
+class SlowBodyError(InvalidRequestError):
+    """The request's body did not come in time."""
+
+    http_status = 408
+    code = "request_timeout"
+
+
 class BodyTooLargeError(InvalidRequestError):
     """A body is longer than the server reads."""
 

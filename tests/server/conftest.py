@@ -23,8 +23,7 @@ import uvicorn
 
 from octavo import LLM
 from octavo.engine.async_engine import AsyncEngine
-from octavo.server.app import create_app
-from octavo.server.run import listen
+from octavo.server.run import listen, make_config
 from octavo.server.state import ServerState
 from octavo.server.watch import Watch
 
@@ -53,10 +52,7 @@ class Server:
         self.engine = AsyncEngine(self.llm, max_waiting=self._max_waiting, observers=(watch,))
         async with self.engine:
             state = ServerState(self.engine, ("tiny", "alias"), self._api_keys, watch)
-            config = uvicorn.Config(
-                create_app(state), log_config=None, lifespan="off", timeout_graceful_shutdown=5
-            )
-            self._server = uvicorn.Server(config)
+            self._server = uvicorn.Server(make_config(state))
             asyncio.get_running_loop().call_soon(self._ready.set)
             await self._server.serve(sockets=[self._listener])
 

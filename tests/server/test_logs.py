@@ -103,8 +103,8 @@ def test_auto_is_json_where_nobody_looks_and_console_on_a_terminal(capsys, monke
 
 def test_other_libraries_logs_become_lines_of_the_same_kind(capsys) -> None:
     configure_logs("json")
-    logging.getLogger("uvicorn.error").info("started on %s", "port 80")
-    logging.getLogger("uvicorn.error").debug("not told")
+    logging.getLogger("another.library").info("started on %s", "port 80")
+    logging.getLogger("another.library").debug("not told")
     (line,) = capsys.readouterr().err.splitlines()
     told = json.loads(line)
     assert (told["event"], told["level"]) == ("started on port 80", "info")

@@ -11,6 +11,7 @@ import uvicorn
 
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
+from octavo.server.connections import BoundedProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,15 +59,11 @@ def serve(
         runner.run(_serve(make_state, listener, drain_seconds, on_ready))
 
 
-async def _serve(
-    make_state: Callable[[], ServerState],
-    listener: socket.socket,
-    drain_seconds: float,
-    on_ready: Callable[[], None],
-) -> None:
-    state = make_state()
-    config = uvicorn.Config(
+def make_config(state: ServerState) -> uvicorn.Config:
+    """Return how uvicorn is to serve what ``state`` holds."""
+    return uvicorn.Config(
         create_app(state),
+        http=BoundedProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -76,8 +73,17 @@ async def _serve(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
+
+
+async def _serve(
+    make_state: Callable[[], ServerState],
+    listener: socket.socket,
+    drain_seconds: float,
+    on_ready: Callable[[], None],
+) -> None:
+    state = make_state()
     async with state.engine as engine:
-        server = _Server(config, engine, drain_seconds, on_ready)
+        server = _Server(make_config(state), engine, drain_seconds, on_ready)
         await server.serve(sockets=[listener])
     if state.watch is not None:
         await asyncio.to_thread(state.watch.close)

@@ -168,6 +168,7 @@ _REASONS: Final = {
     400: "A field cannot be honoured, or the prompt is too long; `param` names it.",
     401: "The API key is missing or wrong.",
     404: "No such model.",
+    408: "The body did not come in time.",
     413: "The body is too long.",
     429: "As many requests wait as may; Retry-After says when to try again.",
     500: "The engine failed in a step of this request.",
