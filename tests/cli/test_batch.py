@@ -147,7 +147,8 @@ def test_completion_logprobs(answer):
 @pytest.mark.parametrize(
     ("line", "param"),
     [
-        (chat("a", tools=[{"type": "function"}]), "tools"),
+        (chat("a", tools=[{"type": "function"}]), "tools[0].function"),
+        (completion("a", tools=[{"type": "function"}]), "tools"),
         (chat("a", response_format={"type": "json_object"}), "response_format"),
         (chat("a", stream=True), "stream"),
         (chat("a", logprobs=3), "logprobs"),

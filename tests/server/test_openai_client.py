@@ -230,7 +230,8 @@ def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, body, para
     ("body", "param"),
     [
         ({"extra_body": {"echo": True}}, "echo"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_completion_tokens": -1, "max_tokens": None}, "max_completion_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),

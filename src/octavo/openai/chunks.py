@@ -36,19 +36,26 @@ class ChunkMaker:
         self._has_begun = [False] * asked.params.n
         self._has_ended = [False] * asked.params.n
         self._offsets = [0] * asked.params.n
+        self._readers = [asked.shape.reader() for _ in range(asked.params.n)]
 
     def pieces(self, output: RequestOutput, deltas: Sequence[Delta]) -> list[Piece]:
         """Return the pieces of what just came; a delta that shows nothing has none."""
         pieces = []
         for delta in deltas:
             begins = not self._has_begun[delta.index]
-            shows = delta.text or delta.finish_reason or delta.logprobs
+            ends = delta.finish_reason is not None
+            message: dict[str, Any] = {}
+            if self._chat:
+                message = self._readers[delta.index].feed(delta.text, is_last=ends)
+            shows = ends or delta.logprobs or (message if self._chat else delta.text)
             if not (begins or shows or (self._asked.return_token_ids and delta.token_ids)):
                 continue
             self._has_begun[delta.index] = True
-            self._has_ended[delta.index] = delta.finish_reason is not None
-            make = self._chat_piece if self._chat else self._completion_piece
-            piece = make(output, delta, begins)
+            self._has_ended[delta.index] = ends
+            if self._chat:
+                piece = self._chat_piece(delta, message, begins)
+            else:
+                piece = self._completion_piece(output, delta, begins)
             if self._asked.return_token_ids:
                 piece["token_ids"] = delta.token_ids
             pieces.append(piece)
@@ -69,12 +76,11 @@ class ChunkMaker:
             piece["stop_reason"] = delta.stop_reason
         return piece
 
-    def _chat_piece(self, _output: RequestOutput, delta: Delta, begins: bool) -> Piece:
+    def _chat_piece(self, delta: Delta, message: dict[str, Any], begins: bool) -> Piece:
         piece = self._piece(delta)
-        message: dict[str, Any] = {"role": "assistant"} if begins else {}
-        if delta.text or begins:
-            message["content"] = delta.text
-        piece["delta"] = message
+        piece["delta"] = {"role": "assistant", "content": "", **message} if begins else message
+        if delta.finish_reason == "stop" and self._readers[delta.index].has_called:
+            piece["finish_reason"] = "tool_calls"
         num_top = self._asked.params.logprobs
         if delta.logprobs is not None and num_top is not None:
             positions = zip(delta.token_ids, delta.logprobs, strict=True)

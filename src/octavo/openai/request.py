@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContextLengthError, InvalidRequestError, UnknownModelError, shown
 from octavo.model.text.tokenizer import check_utf8
+from octavo.openai.shape import PLAIN, AnswerShape, read_chat
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ _NEVER: tuple[Any, ...] = ()
 
 # Field to the values under which it asks for nothing.
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": _NEVER,
@@ -53,6 +50,12 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": _NEVER,
     "vllm_xargs": ({},),
 }
+# The same, where a field has another place.
+_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "functions": (([],), "tools"),
+    "function_call": (("none", "auto"), "tool_choice"),
+}
+_CHAT_ONLY: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}
 # Where the two have other forms, or the answer another default.
 _TRANSLATED = {"max_tokens", "logprobs"}
 _AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
@@ -71,6 +74,8 @@ class ParsedBody:
     texts: list[str | None]
     """The prompts' texts, where they were given as text."""
     priority: int = 0
+    shape: AnswerShape = PLAIN
+    """What an answer to a chat may consist of."""
     stream: bool = False
     include_usage: bool = False
     """A last chunk says what the stream has cost."""
@@ -101,11 +106,7 @@ def parse_body(
     if not isinstance(body, Mapping):
         raise InvalidRequestError("body must be an object", param="body")
     given = {name: value for name, value in body.items() if value is not None}
-    for name, harmless in _NOT_HONOURED.items():
-        if name in given and given[name] not in harmless:
-            raise InvalidRequestError(
-                f"{name}={shown(given[name])} is not supported; leave it out", param=name
-            )
+    _check_honoured(given, chat=chat)
     _check_special_tokens(given, chat=chat)
     _check_model(given.get("model"), [*names, *model_names(llm)])
     stream = _streaming(given, may_stream=may_stream)
@@ -117,8 +118,11 @@ def parse_body(
         )
     params = _params(given, chat=chat, seed=seed, echo=echo)
     texts: list[str | None]
+    shape = PLAIN
     if chat:
-        prompts, texts = [_chat_prompt(given, llm)], [None]
+        prompt, shape = _chat_prompt(given, llm)
+        prompts, texts = [prompt], [None]
+        params = shape.held_to(params, llm.tokenizer)
     else:
         prompts, texts = _completion_prompts(given, llm)
     if "cache_salt" in given:
@@ -135,12 +139,25 @@ def parse_body(
         params,
         texts,
         priority,
+        shape=shape,
         **stream,
         echo=echo,
         prompt_logprobs="prompt_logprobs" in given,
         return_token_ids=_bool(given, "return_token_ids", False),
         timings=_bool(given, "timings", False),
     )
+
+
+def _check_honoured(given: Mapping[str, Any], *, chat: bool) -> None:
+    """Refuse a field that would change the answer and does not here."""
+    fields = _NOT_HONOURED if chat else {**_NOT_HONOURED, **_CHAT_ONLY}
+    told = [(name, harmless, "leave it out") for name, harmless in fields.items()]
+    told += [(name, harmless, f"give {to}") for name, (harmless, to) in _ELSEWHERE.items()]
+    for name, harmless, remedy in told:
+        if name in given and given[name] not in harmless:
+            raise InvalidRequestError(
+                f"{name}={shown(given[name])} is not supported; {remedy}", param=name
+            )
 
 
 def _params(
@@ -174,7 +191,7 @@ def read_prompt(body: Mapping[str, Any], llm: LLM, *, names: Sequence[str] = ())
     given = {name: value for name, value in body.items() if value is not None}
     _check_model(given.get("model"), [*names, *model_names(llm)])
     if "messages" in given:
-        ids: list[int] = _chat_prompt(given, llm)["prompt_token_ids"]
+        ids: list[int] = _chat_prompt(given, llm)[0]["prompt_token_ids"]
         return ids
     text = given.get("prompt")
     if not isinstance(text, str):
@@ -293,17 +310,17 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
     return count
 
 
-def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> dict[str, Any]:
-    """Render the messages by the model's chat template."""
+def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> tuple[dict[str, Any], AnswerShape]:
+    """Render the messages by the model's chat template; return what an answer may be too."""
     if "messages" not in given:
         raise InvalidRequestError("messages is missing", param="messages")
     _check_size(_texts(given["messages"]), llm, param="messages")
     continues = _bool(given, "continue_final_message", False)
-    return llm.chat_prompt(
-        given["messages"],
+    return read_chat(
+        given,
+        llm,
         add_generation_prompt=_bool(given, "add_generation_prompt", not continues),
-        continue_final_message=continues,
-        chat_template_kwargs=given.get("chat_template_kwargs"),
+        continues=continues,
     )
 
 

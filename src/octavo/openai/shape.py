@@ -1,0 +1,99 @@
+"""A chat's prompt and the shape of its answer: reasoning, calls of tools, or a given structure.
+
+One place decides what the model is told, what its answer is held to, and how that is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.errors import InvalidRequestError
+from octavo.openai.reader import AnswerReader
+from octavo.openai.reasoning import reasoning_of
+from octavo.openai.tools.formats import format_of
+from octavo.openai.tools.messages import messages_with_tools
+from octavo.openai.tools.request import read_tool_use
+
+if TYPE_CHECKING:
+    from octavo.engine.llm import LLM
+    from octavo.model.text.tokenizer import Tokenizer
+    from octavo.openai.reasoning import Reasoning
+    from octavo.openai.tools.formats import ToolFormat
+    from octavo.openai.tools.request import ToolUse
+    from octavo.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """What an answer may consist of, and how it is read; by default it is text."""
+
+    reasoning: Reasoning | None = None
+    use: ToolUse | None = None
+    form: ToolFormat | None = None
+
+    def reader(self) -> AnswerReader:
+        """Return what reads one choice."""
+        return AnswerReader(self.reasoning, self.use, self.form)
+
+    def held_to(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """Return the parameters under which an answer has this shape.
+
+        The structure that a request asks for is that of the answer's text, behind the reasoning.
+        """
+        tags = (
+            {self.reasoning.start, self.reasoning.end} if self.reasoning is not None else set[str]()
+        )
+        if self.use is not None and self.form is not None:
+            tags |= self.form.literals
+        if not tags.isdisjoint(tokenizer.control_literals):
+            params = dataclasses.replace(params, skip_special_tokens=False)  # else they are unseen
+        return params
+
+
+PLAIN: Final = AnswerShape()
+"""Nothing but text."""
+
+
+def read_chat(
+    given: Mapping[str, Any], llm: LLM, *, add_generation_prompt: bool, continues: bool
+) -> tuple[dict[str, Any], AnswerShape]:
+    """Return the prompt of a chat's body, which has messages, and the shape of its answer.
+
+    ``continues`` leaves the last message open, for the answer to go on with.
+    Raises `InvalidRequestError`.
+    """
+    use = read_tool_use(given)
+    template = llm.model.chat_template
+    form = None if template is None else format_of(template)
+    messages = given["messages"]
+    kwargs = given.get("chat_template_kwargs")
+    if form is not None:
+        messages = messages_with_tools(messages, use, form)
+        if use is not None and form.tools_variable is not None:
+            kwargs = _with_tools(kwargs, form.tools_variable, use)
+    prompt = llm.chat_prompt(
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continues,
+        chat_template_kwargs=kwargs,
+    )
+    assert template is not None, "chat_prompt refuses a model without one"
+    continued = messages[-1]["content"] if continues else None
+    reasoning = reasoning_of(template, llm.tokenizer, prompt["prompt_token_ids"], continued)
+    return prompt, AnswerShape(reasoning, use, form)
+
+
+def _with_tools(kwargs: object, variable: str, use: ToolUse) -> object:
+    if kwargs is None:
+        kwargs = {}
+    if not isinstance(kwargs, Mapping):
+        return kwargs  # refused where all of them are
+    if variable in kwargs:
+        raise InvalidRequestError(
+            f"chat_template_kwargs holds {variable!r}, and tools are given; give one of the two",
+            param="chat_template_kwargs",
+        )
+    return {**kwargs, variable: [tool.definition for tool in use.tools]}

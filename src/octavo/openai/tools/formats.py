@@ -1,0 +1,174 @@
+"""The textual forms of tool calls, as data: the same lines make the grammar and read the text.
+
+A form is recognised by the model's own chat template. Where that has none, or one that is not
+known here, calls have the generic form, which the prompt explains (`messages.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from octavo.errors import ChatTemplateError
+
+if TYPE_CHECKING:
+    from octavo.model.text.chat import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """White space of whatever length where a text is read; where one is forced, this."""
+
+    text: str = ""
+
+
+class CallId(Enum):
+    """Where the model itself writes the call's id: nine letters and digits."""
+
+    NINE = 9
+
+
+Item: TypeAlias = "str | Space | CallId"
+Items: TypeAlias = "tuple[Item, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls stand in an answer: ``opening first CALL (again CALL)* end``.
+
+    A CALL is what names the function, its arguments as a JSON object, and ``tail``.
+    """
+
+    name: str
+    opening: str
+    """The literal that begins calls anywhere in a text; empty: they can only begin the answer."""
+    first: Items = ()
+    again: Items | None = None
+    """Between two calls; None where an answer has one at most."""
+    arguments_key: str | None = None
+    """The key of the arguments in a JSON object with the name; None: ``NAME named_end``."""
+    named_end: Items = ()
+    tail: Items = ()
+    end: Items = ()
+    may_lead: str | None = None
+    """A literal that may come before calls that begin the answer."""
+    tools_variable: str | None = "tools"
+    """By what name the template takes the tools; None: the prompt is to explain them."""
+    system_role: bool = True
+    """Whether the template takes a system message, for the generic form to explain itself in."""
+    short_ids: bool = False
+    """Whether the template demands ids of nine letters and digits."""
+
+    def named(self, name: str) -> Items:
+        """What says that ``name`` is called, up to the arguments."""
+        if self.arguments_key is None:
+            return (name, *self.named_end)
+        blank, gap = Space(), Space(" ")
+        return (
+            *("{", blank, '"name"', blank, ":", gap, json.dumps(name), blank, ",", gap),
+            *(f'"{self.arguments_key}"', blank, ":", gap),
+        )
+
+    @property
+    def literals(self) -> set[str]:
+        """All literals that might be control tokens of a vocabulary."""
+        items = (*self.first, *(self.again or ()), *self.named_end, *self.tail, *self.end)
+        found = {item for item in items if isinstance(item, str)}
+        return found | ({self.opening, self.may_lead or ""} - {""})
+
+
+_LINE: Final = Space("\n")
+
+HERMES: Final = ToolFormat(
+    "hermes",
+    opening="<tool_call>",
+    first=(_LINE,),
+    again=(_LINE, "<tool_call>", _LINE),
+    arguments_key="arguments",
+    tail=(Space(), "}", _LINE, "</tool_call>"),
+)
+LLAMA: Final = ToolFormat(
+    "llama",
+    opening="",
+    arguments_key="parameters",
+    tail=(Space(), "}"),
+    may_lead="<|python_tag|>",
+)
+
+
+def generic(*, system_role: bool) -> ToolFormat:
+    """Return the form for templates that have none: Hermes', explained in the prompt."""
+    return ToolFormat(
+        "generic",
+        HERMES.opening,
+        HERMES.first,
+        HERMES.again,
+        HERMES.arguments_key,
+        tail=HERMES.tail,
+        tools_variable=None,
+        system_role=system_role,
+    )
+
+
+def mistral_list(space: str) -> ToolFormat:
+    """Return the older form of Mistral's: a JSON list after the marker."""
+    return ToolFormat(
+        "mistral-list",
+        opening="[TOOL_CALLS]",
+        first=(Space(space), "[", Space()),
+        again=(Space(), ",", Space(" ")),
+        arguments_key="arguments",
+        tail=(Space(), "}"),
+        end=(Space(), "]"),
+        short_ids=True,
+    )
+
+
+def mistral_args(*, with_id: bool) -> ToolFormat:
+    """Return the newer form of Mistral's: the name, then the arguments; once, with an id."""
+    call_id: Items = ("[CALL_ID]", CallId.NINE) if with_id else ()
+    return ToolFormat(
+        "mistral-args",
+        opening="[TOOL_CALLS]",
+        again=("[TOOL_CALLS]",),
+        named_end=(*call_id, "[ARGS]", Space()),
+        short_ids=True,
+    )
+
+
+@lru_cache(maxsize=16)
+def format_of(template: ChatTemplate) -> ToolFormat:
+    """Return the form of a template's calls."""
+    source = template.source
+    if "tools" in source:
+        if "[TOOL_CALLS]" in source and "[ARGS]" in source:
+            return mistral_args(with_id="[CALL_ID]" in source)
+        if "[TOOL_CALLS]" in source:
+            return mistral_list(" " if "[TOOL_CALLS] " in source else "")
+        if "<tool_call>" in source and "arguments" in source and _is_json(source):
+            return _taking(HERMES, "xml_tools" if "xml_tools" in source else "tools")
+        if "<|python_tag|>" in source or '"parameters": ' in source.replace('\\"', '"'):
+            return LLAMA
+    return generic(system_role=_takes_system(template))
+
+
+def _is_json(source: str) -> bool:
+    """Whether calls between the tags are JSON: some models have elements of their own there."""
+    return not any(mark in source for mark in ("<function=", "<arg_key>", "<parameter"))
+
+
+def _taking(form: ToolFormat, variable: str) -> ToolFormat:
+    from dataclasses import replace
+
+    return replace(form, tools_variable=variable)
+
+
+def _takes_system(template: ChatTemplate) -> bool:
+    messages = [{"role": "system", "content": "probe"}, {"role": "user", "content": "x"}]
+    try:
+        return "probe" in template.render_text(messages)
+    except ChatTemplateError:
+        return False

@@ -1,0 +1,153 @@
+"""Calls and their results in a conversation: checked, and brought to what a template takes.
+
+Templates that know tools get a call's arguments as an object, as their authors expect. For the
+others everything is written as text: the tools in the system message, calls and results between
+tags (the generic form).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.errors import InvalidRequestError, shown
+from octavo.model.text.chat_messages import checked_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo.openai.tools.formats import ToolFormat
+    from octavo.openai.tools.request import ToolUse
+
+Message = dict[str, Any]
+
+_EXPLANATION: Final = """\
+You can call these functions:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and its arguments as JSON between tags, and nothing else:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
+</tool_call>
+You then get the result between <tool_response> and </tool_response>, and can answer with it."""
+_SYSTEM_ROLES: Final = ("system", "developer")
+
+
+def messages_with_tools(
+    given: Sequence[Mapping[str, object]], use: ToolUse | None, form: ToolFormat
+) -> list[Message]:
+    """Return messages for the template. Raises `InvalidRequestError` with the message's place."""
+    messages = [
+        _checked(message, f"messages[{n}]") for n, message in enumerate(checked_messages(given))
+    ]
+    if form.tools_variable is not None:
+        return messages
+    messages = _as_text(messages)
+    if use is None:
+        return messages
+    told = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in use.tools)
+    return _explained(messages, _EXPLANATION.format(tools=told), form)
+
+
+def _checked(message: Message, where: str) -> Message:
+    call_id = message.get("tool_call_id")
+    if call_id is not None and not isinstance(call_id, str):
+        raise InvalidRequestError(
+            f"{where}.tool_call_id={shown(call_id)} must be a string", param=f"{where}.tool_call_id"
+        )
+    calls = message.get("tool_calls")
+    if calls is None or calls == []:  # as clients send what they got
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    where = f"{where}.tool_calls"
+    if not isinstance(calls, list | tuple):
+        raise InvalidRequestError(f"{where}={shown(calls)} must be a list", param=where)
+    return {
+        **message,
+        "tool_calls": [_checked_call(call, f"{where}[{n}]") for n, call in enumerate(calls)],
+    }
+
+
+def _checked_call(call: object, where: str) -> Message:
+    if not isinstance(call, Mapping):
+        raise InvalidRequestError(f"{where}={shown(call)} must be an object", param=where)
+    if call.get("type", "function") != "function":
+        raise InvalidRequestError(
+            f"{where}.type={shown(call['type'])} is not supported; it must be 'function'",
+            param=f"{where}.type",
+        )
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(
+            f"{where}.function={shown(function)} must be an object with a name and arguments",
+            param=f"{where}.function",
+        )
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _arguments(given: object, where: str) -> dict[str, Any]:
+    """Return a call's arguments as an object; OpenAI's form is JSON in a string."""
+    value: object = given
+    if given is None or given == "":
+        value = {}
+    elif isinstance(given, str):
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(
+                f"{where}={shown(given)} must be the JSON text of an object: {error}", param=where
+            ) from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"{where}={shown(given)} must be the JSON text of an object", param=where
+        )
+    return value
+
+
+def _as_text(messages: list[Message]) -> list[Message]:
+    """Write calls and results as text. Results that follow one another are one message."""
+    written: list[Message] = []
+    follows_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result:
+            text = f"<tool_response>\n{message['content'] or ''}\n</tool_response>"
+            if follows_result:
+                written[-1]["content"] += "\n" + text
+            else:
+                written.append({"role": "user", "content": text})
+        else:
+            written.append(_call_as_text(message))
+        follows_result = is_result
+    return written
+
+
+def _call_as_text(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    texts = [message["content"]] * bool(message.get("content"))
+    for call in message["tool_calls"]:
+        function = call["function"]
+        written = json.dumps(
+            {"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False
+        )
+        texts.append(f"<tool_call>\n{written}\n</tool_call>")
+    return {
+        **{key: value for key, value in message.items() if key != "tool_calls"},
+        "content": "\n".join(texts),
+    }
+
+
+def _explained(messages: list[Message], explanation: str, form: ToolFormat) -> list[Message]:
+    """Put what explains the tools where the template takes it."""
+    first = messages[0]
+    if first["role"] in _SYSTEM_ROLES or (not form.system_role and first["role"] == "user"):
+        parts = [first["content"] or "", explanation]
+        if first["role"] == "user":
+            parts.reverse()
+        content = "\n\n".join(part for part in parts if part)
+        return [{**first, "content": content}, *messages[1:]]
+    role = "system" if form.system_role else "user"
+    return [{"role": role, "content": explanation}, *messages]

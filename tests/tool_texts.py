@@ -1,0 +1,45 @@
+"""Calls of tools in each textual form, and texts cut into pieces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from octavo.openai.tools.formats import HERMES, LLAMA, generic, mistral_args, mistral_list
+
+if TYPE_CHECKING:
+    from octavo.openai.tools.formats import ToolFormat
+
+FORMS = {
+    "hermes": HERMES,
+    "llama": LLAMA,
+    "generic": generic(system_role=True),
+    "mistral-list": mistral_list(" "),
+    "mistral-args": mistral_args(with_id=False),
+    "mistral-id": mistral_args(with_id=True),
+}
+
+
+def written(form: ToolFormat, calls: list[tuple[str, str]]) -> str:
+    """Return an answer with these calls, as the form's models write it."""
+    match form.name:
+        case "llama":
+            return "".join(f'{{"name": "{n}", "parameters": {a}}}' for n, a in calls[:1])
+        case "mistral-list":
+            inner = ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in calls)
+            return f"[TOOL_CALLS] [{inner}]"
+        case "mistral-args":
+            middle = "[CALL_ID]abcDEF123" if "[CALL_ID]" in form.named_end else ""
+            return "".join(f"[TOOL_CALLS]{n}{middle}[ARGS]{a}" for n, a in calls)
+    return "\n".join(
+        f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for n, a in calls
+    )
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({place % (len(text) + 1) for place in places})
+    return [text[i:j] for i, j in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+places = st.lists(st.integers(0, 400), max_size=12)
