@@ -127,7 +127,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
             "tools": TOOLS,
             "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any"}},
         },
-        "tool_choice.allowed_tools",
+        "tool_choice",
     ),
     (
         {
@@ -137,7 +137,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
                 "allowed_tools": {"mode": "auto", "tools": [tool("f"), tool("x")]},
             },
         },
-        "tool_choice.allowed_tools.tools[1]",
+        "tool_choice",
     ),
 ]
 

@@ -7,7 +7,7 @@ known here, calls have the generic form, which the prompt explains (`messages.py
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -57,6 +57,8 @@ class ToolFormat:
     """A literal that may come before calls that begin the answer."""
     tools_variable: str | None = "tools"
     """By what name the template takes the tools; None: the prompt is to explain them."""
+    calls_as_text: bool = False
+    """Whether the template passes over calls in a conversation, so that we must write them."""
     system_role: bool = True
     """Whether the template takes a system message, for the generic form to explain itself in."""
     short_ids: bool = False
@@ -101,15 +103,8 @@ LLAMA: Final = ToolFormat(
 
 def generic(*, system_role: bool) -> ToolFormat:
     """Return the form for templates that have none: Hermes', explained in the prompt."""
-    return ToolFormat(
-        "generic",
-        HERMES.opening,
-        HERMES.first,
-        HERMES.again,
-        HERMES.arguments_key,
-        tail=HERMES.tail,
-        tools_variable=None,
-        system_role=system_role,
+    return replace(
+        HERMES, name="generic", tools_variable=None, calls_as_text=True, system_role=system_role
     )
 
 
@@ -148,8 +143,11 @@ def format_of(template: ChatTemplate) -> ToolFormat:
             return mistral_args(with_id="[CALL_ID]" in source)
         if "[TOOL_CALLS]" in source:
             return mistral_list(" " if "[TOOL_CALLS] " in source else "")
-        if "<tool_call>" in source and "arguments" in source and _is_json(source):
-            return _taking(HERMES, "xml_tools" if "xml_tools" in source else "tools")
+        as_text = "tool_calls" not in source
+        if "xml_tools" in source:  # SmolLM3's name for the tools of this form
+            return replace(HERMES, tools_variable="xml_tools", calls_as_text=as_text)
+        if "<tool_call>" in source and _is_json(source):
+            return replace(HERMES, calls_as_text=as_text)
         if "<|python_tag|>" in source or '"parameters": ' in source.replace('\\"', '"'):
             return LLAMA
     return generic(system_role=_takes_system(template))
@@ -158,12 +156,6 @@ def format_of(template: ChatTemplate) -> ToolFormat:
 def _is_json(source: str) -> bool:
     """Whether calls between the tags are JSON: some models have elements of their own there."""
     return not any(mark in source for mark in ("<function=", "<arg_key>", "<parameter"))
-
-
-def _taking(form: ToolFormat, variable: str) -> ToolFormat:
-    from dataclasses import replace
-
-    return replace(form, tools_variable=variable)
 
 
 def _takes_system(template: ChatTemplate) -> bool:

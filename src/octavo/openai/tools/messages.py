@@ -18,20 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo.openai.tools.formats import ToolFormat
-    from octavo.openai.tools.request import ToolUse
+    from octavo.openai.tools.request import Tool, ToolUse
 
 Message = dict[str, Any]
 
+# Small models copy what they are shown: a call of each function shows more than any description.
 _EXPLANATION: Final = """\
 You can call these functions:
 <tools>
 {tools}
 </tools>
-To call a function, answer with its name and its arguments as JSON between tags, and nothing else:
-<tool_call>
-{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
-</tool_call>
-You then get the result between <tool_response> and </tool_response>, and can answer with it."""
+To call a function, answer like this, with the values filled in:
+{examples}
+The result comes back in <tool_response> tags."""
 _SYSTEM_ROLES: Final = ("system", "developer")
 
 
@@ -42,13 +41,14 @@ def messages_with_tools(
     messages = [
         _checked(message, f"messages[{n}]") for n, message in enumerate(checked_messages(given))
     ]
+    if form.calls_as_text:
+        messages = [_call_as_text(message) for message in messages]
     if form.tools_variable is not None:
         return messages
-    messages = _as_text(messages)
+    messages = _results_as_text(messages)
     if use is None:
         return messages
-    told = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in use.tools)
-    return _explained(messages, _EXPLANATION.format(tools=told), form)
+    return _explained(messages, _explanation(use), form)
 
 
 def _checked(message: Message, where: str) -> Message:
@@ -65,6 +65,7 @@ def _checked(message: Message, where: str) -> Message:
         raise InvalidRequestError(f"{where}={shown(calls)} must be a list", param=where)
     return {
         **message,
+        "content": message["content"] or "",  # Qwen 3's template cannot do with null
         "tool_calls": [_checked_call(call, f"{where}[{n}]") for n, call in enumerate(calls)],
     }
 
@@ -106,20 +107,17 @@ def _arguments(given: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _as_text(messages: list[Message]) -> list[Message]:
-    """Write calls and results as text. Results that follow one another are one message."""
+def _results_as_text(messages: list[Message]) -> list[Message]:
+    """Write results as a user's. Those that follow one another are one message."""
     written: list[Message] = []
     follows_result = False
     for message in messages:
         is_result = message["role"] == "tool"
-        if is_result:
-            text = f"<tool_response>\n{message['content'] or ''}\n</tool_response>"
-            if follows_result:
-                written[-1]["content"] += "\n" + text
-            else:
-                written.append({"role": "user", "content": text})
+        text = f"<tool_response>\n{message['content'] or ''}\n</tool_response>"
+        if is_result and follows_result:
+            written[-1]["content"] += "\n" + text
         else:
-            written.append(_call_as_text(message))
+            written.append({"role": "user", "content": text} if is_result else message)
         follows_result = is_result
     return written
 
@@ -129,15 +127,30 @@ def _call_as_text(message: Message) -> Message:
         return message
     texts = [message["content"]] * bool(message.get("content"))
     for call in message["tool_calls"]:
-        function = call["function"]
-        written = json.dumps(
-            {"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False
-        )
-        texts.append(f"<tool_call>\n{written}\n</tool_call>")
+        texts.append(_written(call["function"]["name"], call["function"]["arguments"]))
     return {
         **{key: value for key, value in message.items() if key != "tool_calls"},
         "content": "\n".join(texts),
     }
+
+
+def _written(name: str, arguments: Mapping[str, Any]) -> str:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _explanation(use: ToolUse) -> str:
+    tools = (json.dumps(tool.definition["function"], ensure_ascii=False) for tool in use.tools)
+    examples = (_written(tool.name, dict.fromkeys(_usual(tool), "...")) for tool in use.tools)
+    return _EXPLANATION.format(tools="\n".join(tools), examples="\n".join(examples))
+
+
+def _usual(tool: Tool) -> list[str]:
+    """Return the names of the arguments that a call needs; of all where it needs none."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    named = required if isinstance(required, list) and required else properties or ()
+    return [name for name in named if isinstance(name, str)]
 
 
 def _explained(messages: list[Message], explanation: str, form: ToolFormat) -> list[Message]:

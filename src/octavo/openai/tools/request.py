@@ -162,7 +162,7 @@ def _read_allowed(given: object, tools: tuple[Tool, ...]) -> tuple[tuple[Tool, .
     if mode not in ("auto", "required") or not isinstance(entries, list) or not entries:
         raise InvalidRequestError(
             f"{where}={shown(given)} must have a mode, 'auto' or 'required', and a list of tools",
-            param=where,
+            param="tool_choice",
         )
     named = [_named(entry, tools, f"{where}.tools[{n}]") for n, entry in enumerate(entries)]
     return tuple(tool for tool in tools if tool in named), mode == "required"
@@ -176,5 +176,5 @@ def _named(entry: object, tools: tuple[Tool, ...], where: str) -> Tool:
             return tool
     raise InvalidRequestError(
         f"{where}.function.name={shown(name)} is none of the tools; name one of them",
-        param=where,
+        param="tool_choice",
     )
