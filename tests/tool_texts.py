@@ -1,16 +1,21 @@
-"""Calls of tools in each textual form, and texts cut into pieces."""
+"""Calls of tools in each textual form, texts cut into pieces, and what llguidance lets through."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import llguidance
 from hypothesis import strategies as st
 
 from octavo.openai.tools.formats import HERMES, LLAMA, generic, mistral_args, mistral_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from octavo.openai.tools.formats import ToolFormat
 
+BYTES = llguidance.LLTokenizer("byte")
+"""A vocabulary of the bytes, and some control tokens from 256 on."""
 FORMS = {
     "hermes": HERMES,
     "llama": LLAMA,
@@ -43,3 +48,25 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 places = st.lists(st.integers(0, 400), max_size=12)
+
+
+def matcher(grammar: str) -> llguidance.LLMatcher:
+    """Return llguidance's own state at an answer's beginning."""
+    found = llguidance.LLMatcher(BYTES, grammar, log_level=0)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def lets_through(grammar: str, answer: str | Sequence[int]) -> bool:
+    """Return whether a text, or ids, may be a whole answer."""
+    found = matcher(grammar)
+    return found.consume_tokens(_ids(answer)) and found.is_accepting()
+
+
+def num_allowed(grammar: str, answer: str | Sequence[int]) -> int:
+    """Return how many bytes of a text may be the beginning of an answer."""
+    return matcher(grammar).validate_tokens(_ids(answer))
+
+
+def _ids(answer: str | Sequence[int]) -> list[int]:
+    return list(answer.encode() if isinstance(answer, str) else answer)

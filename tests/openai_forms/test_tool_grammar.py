@@ -7,7 +7,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import llguidance
 import pytest
 
 from octavo.openai.reasoning import Reasoning, reasoning_rules
@@ -15,12 +14,11 @@ from octavo.openai.tools.formats import HERMES
 from octavo.openai.tools.grammar import tool_rules
 from octavo.openai.tools.parser import ToolParser
 from octavo.openai.tools.request import read_tool_use
-from tool_texts import FORMS, written
+from tool_texts import FORMS, lets_through, matcher, num_allowed, written
 
 if TYPE_CHECKING:
     from octavo.openai.tools.formats import ToolFormat
 
-BYTES = llguidance.LLTokenizer("byte")
 SCHEMAS: dict[str, dict[str, Any]] = {
     "f": {"type": "object", "properties": {"a": {"type": "integer", "minimum": -3, "maximum": 3}}},
     "ff": {
@@ -58,23 +56,6 @@ def grammar(
         start, text = reasoning_rules(reasoning, {})
     rules = tool_rules(use, form, {}, instead=instead, text=text)
     return f"{start}\n{rules}\nANY: /(?s:.*)/\n"
-
-
-def matcher(text: str) -> llguidance.LLMatcher:
-    found = llguidance.LLMatcher(BYTES, text, log_level=0)
-    assert not found.is_error(), found.get_error()
-    return found
-
-
-def lets_through(grammar: str, text: str) -> bool:
-    """Return whether a text is a whole answer."""
-    found = matcher(grammar)
-    return found.consume_tokens(list(text.encode())) and found.is_accepting()
-
-
-def num_allowed(grammar: str, text: str) -> int:
-    """Return how much of a text may be the beginning of an answer."""
-    return matcher(grammar).validate_tokens(list(text.encode()))
 
 
 F, FF = ("f", '{"a": 2}'), ("ff", '{"unit": "C", "at": "é"}')

@@ -114,11 +114,10 @@ def test_the_generic_form_explains_itself() -> None:
     assert messages == [
         {
             "role": "system",
-            "content": "You can call these functions:\n"
-            f"<tools>\n{function}\n</tools>\n"
-            "To call a function, answer like this, with the values filled in:\n"
-            '<tool_call>\n{"name": "add", "arguments": {"a": "..."}}\n</tool_call>\n'
-            "The result comes back in <tool_response> tags.",
+            "content": "You can call functions. To call one, answer with its call, the values "
+            "filled in, and nothing else. The result comes back in <tool_response> tags.\n\n"
+            f"{function}\n"
+            '<tool_call>\n{"name": "add", "arguments": {"a": "..."}}\n</tool_call>',
         },
         ASKED,
         {
@@ -142,7 +141,7 @@ def test_the_explanation_joins_the_message_that_is_there(system_role: bool) -> N
         assert messages == [{"role": "system", "content": f"Be brief.\n\n{told['content']}"}]
     else:
         assert told["role"] == "user"
-        assert told["content"].endswith("tags.\n\nGo")
+        assert told["content"].endswith("</tool_call>\n\nGo")
 
 
 def test_without_tools_a_conversation_stays_but_for_calls() -> None:
@@ -153,9 +152,10 @@ def test_without_tools_a_conversation_stays_but_for_calls() -> None:
 
 @pytest.mark.parametrize("given", [{"a": [1]}, '{"a": [1]}'])
 def test_templates_get_arguments_as_an_object(given: object) -> None:
-    call = {"function": {"name": "add", "arguments": given}}
+    call = {"function": {"arguments": given, "name": "add"}}  # as OpenAI's client orders them
     (message,) = messages_with_tools([{**CALLED, "tool_calls": [call]}], None, HERMES)
     assert message["content"] == ""
+    assert list(message["tool_calls"][0]["function"]) == ["name", "arguments"]
     assert message["tool_calls"] == [
         {"type": "function", "function": {"name": "add", "arguments": {"a": [1]}}}
     ]

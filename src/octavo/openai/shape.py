@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import InvalidRequestError
+from octavo.openai.grammar import answer_grammar
 from octavo.openai.reader import AnswerReader
 from octavo.openai.reasoning import reasoning_of
 from octavo.openai.tools.formats import format_of
@@ -43,14 +44,25 @@ class AnswerShape:
 
         The structure that a request asks for is that of the answer's text, behind the reasoning.
         """
-        tags = (
-            {self.reasoning.start, self.reasoning.end} if self.reasoning is not None else set[str]()
+        asked = params.structured_outputs
+        structure = answer_grammar(
+            asked, self.reasoning, self.use, self.form, tokenizer.control_literals
         )
-        if self.use is not None and self.form is not None:
-            tags |= self.form.literals
-        if not tags.isdisjoint(tokenizer.control_literals):
+        if structure is not asked:
+            params = dataclasses.replace(params, structured_outputs=structure)
+        if not self._literals.isdisjoint(tokenizer.control_literals):
             params = dataclasses.replace(params, skip_special_tokens=False)  # else they are unseen
         return params
+
+    @property
+    def _literals(self) -> set[str]:
+        """All literals that mark a part of an answer."""
+        found = set[str]()
+        if self.reasoning is not None:
+            found |= {self.reasoning.start, self.reasoning.end}
+        if self.use is not None and self.form is not None:
+            found |= self.form.literals
+        return found
 
 
 PLAIN: Final = AnswerShape()

@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-# Small models copy what they are shown: a call of each function shows more than any description.
-_EXPLANATION: Final = """\
-You can call these functions:
-<tools>
-{tools}
-</tools>
-To call a function, answer like this, with the values filled in:
-{examples}
-The result comes back in <tool_response> tags."""
+# Small models copy what they are shown: a call of each function, beside it, shows more than words.
+_EXPLANATION: Final = (
+    "You can call functions. To call one, answer with its call, the values filled in, and nothing "
+    "else. The result comes back in <tool_response> tags."
+)
 _SYSTEM_ROLES: Final = ("system", "developer")
 
 
@@ -85,7 +81,9 @@ def _checked_call(call: object, where: str) -> Message:
             param=f"{where}.function",
         )
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
-    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+    # In this order: some templates write the object as it is, and clients send it in another.
+    ordered = {"name": function["name"], "arguments": arguments}
+    return {**call, "type": "function", "function": {**ordered, **function, **ordered}}
 
 
 def _arguments(given: object, where: str) -> dict[str, Any]:
@@ -140,9 +138,11 @@ def _written(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _explanation(use: ToolUse) -> str:
-    tools = (json.dumps(tool.definition["function"], ensure_ascii=False) for tool in use.tools)
-    examples = (_written(tool.name, dict.fromkeys(_usual(tool), "...")) for tool in use.tools)
-    return _EXPLANATION.format(tools="\n".join(tools), examples="\n".join(examples))
+    parts = [_EXPLANATION]
+    for tool in use.tools:
+        told = json.dumps(tool.definition["function"], ensure_ascii=False)
+        parts.append(f"{told}\n{_written(tool.name, dict.fromkeys(_usual(tool), '...'))}")
+    return "\n\n".join(parts)
 
 
 def _usual(tool: Tool) -> list[str]:
