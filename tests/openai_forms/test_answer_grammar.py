@@ -19,7 +19,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 STRUCTURES = [
-    (StructuredOutputs(json='{"type": "integer"}'), "12", "x"),
+    (StructuredOutputs(json={"type": "integer"}), "12", "x"),
+    (StructuredOutputs(json={"type": "object"}), '{        "a":1}', '{         "a":1}'),
+    (StructuredOutputs(json_object=True, whitespace=0), '{"a":1}', '{"a": 1}'),
+    (StructuredOutputs(json=True), "[1]", "x"),
     (StructuredOutputs(json_object=True), "{}", "12"),
     (StructuredOutputs(regex=r"a/b\/[/\n]c"), "a/b//c", "a/b"),
     (StructuredOutputs(choice=['"é"', "no\n"]), "no\n", "no"),

@@ -19,6 +19,7 @@ from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.llm import LLM
+    from octavo.sampling.structured import StructuredOutputs
 
 _NEVER: tuple[Any, ...] = ()
 
@@ -122,13 +123,20 @@ def parse_body(
     if chat:
         prompt, shape = _chat_prompt(given, llm)
         prompts, texts = [prompt], [None]
-        params = shape.held_to(params, llm.tokenizer)
     else:
         prompts, texts = _completion_prompts(given, llm)
     if "cache_salt" in given:
         prompts = [{**prompt, "cache_salt": given["cache_salt"]} for prompt in prompts]
-    for prompt in prompts:
-        llm.check(prompt, params, field="messages" if chat else "prompt")
+    field = "messages" if chat else "prompt"
+
+    def check(structure: StructuredOutputs) -> None:
+        alone = dataclasses.replace(params, structured_outputs=structure)
+        llm.check(prompts[0], alone, field=field)
+
+    with shape.faults_of_tools(check):
+        params = shape.held_to(params, llm.tokenizer)
+        for prompt in prompts:
+            llm.check(prompt, params, field=field)
     priority = given.get("priority", 0)
     if type(priority) is not int:
         raise InvalidRequestError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +16,14 @@ from octavo.openai.grammar import answer_grammar
 from octavo.openai.reader import AnswerReader
 from octavo.openai.reasoning import reasoning_of
 from octavo.openai.tools.formats import format_of
+from octavo.openai.tools.grammar import closed
 from octavo.openai.tools.messages import messages_with_tools
 from octavo.openai.tools.request import read_tool_use
+from octavo.sampling.structured import PARAM, StructuredOutputs, read_structured_outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from octavo.engine.llm import LLM
     from octavo.model.text.tokenizer import Tokenizer
     from octavo.openai.reasoning import Reasoning
@@ -44,7 +49,7 @@ class AnswerShape:
 
         The structure that a request asks for is that of the answer's text, behind the reasoning.
         """
-        asked = params.structured_outputs
+        asked = read_structured_outputs(params.structured_outputs)
         structure = answer_grammar(
             asked, self.reasoning, self.use, self.form, tokenizer.control_literals
         )
@@ -53,6 +58,24 @@ class AnswerShape:
         if not self._literals.isdisjoint(tokenizer.control_literals):
             params = dataclasses.replace(params, skip_special_tokens=False)  # else they are unseen
         return params
+
+    @contextmanager
+    def faults_of_tools(self, check: Callable[[StructuredOutputs], None]) -> Iterator[None]:
+        """Name a fault of the whole grammar by the tool whose schema has it.
+
+        ``check`` raises `InvalidRequestError` for a structure that cannot be had.
+        """
+        try:
+            yield
+        except InvalidRequestError as error:
+            if self.use is None or error.param != PARAM:
+                raise
+            for tool in self.use.callable:
+                try:
+                    check(StructuredOutputs(json=closed(tool.parameters)))
+                except InvalidRequestError as fault:
+                    raise InvalidRequestError(f"{tool.where}: {fault}", param=tool.where) from None
+            raise InvalidRequestError(f"tools, all together: {error}", param="tools") from None
 
     @property
     def _literals(self) -> set[str]:
