@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import llguidance
 from hypothesis import strategies as st
 
-from octavo.openai.tools.formats import HERMES, LLAMA, generic, mistral_args, mistral_list
+from octavo.openai.tools.formats import GENERIC, HERMES, LLAMA, mistral_args, mistral_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ BYTES = llguidance.LLTokenizer("byte")
 FORMS = {
     "hermes": HERMES,
     "llama": LLAMA,
-    "generic": generic(system_role=True),
+    "generic": GENERIC,
     "mistral-list": mistral_list(" "),
     "mistral-args": mistral_args(with_id=False),
     "mistral-id": mistral_args(with_id=True),

@@ -10,7 +10,7 @@ import pytest
 
 from family_templates import FAMILIES, template
 from octavo.errors import InvalidRequestError
-from octavo.openai.tools.formats import HERMES, LLAMA, ToolFormat, format_of, generic, mistral_args
+from octavo.openai.tools.formats import GENERIC, HERMES, LLAMA, ToolFormat, format_of, mistral_args
 from octavo.openai.tools.messages import messages_with_tools
 from octavo.openai.tools.request import ToolUse, read_tool_use
 
@@ -36,6 +36,12 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TOLD = {"role": "tool", "tool_call_id": "abcDEF123", "content": "one"}
 
 
+def written(
+    messages: list[Any], use: ToolUse | None, form: ToolFormat, family: str = "phi3"
+) -> list[dict[str, Any]]:
+    return messages_with_tools(messages, use, form, template(family))
+
+
 def use() -> ToolUse:
     found = read_tool_use({"tools": [TOOL]})
     assert found is not None
@@ -57,19 +63,8 @@ def use() -> ToolUse:
     ],
 )
 def test_the_form_is_known_by_the_template(family: str, name: str, variable: str | None) -> None:
-    form = format_of(template(family))
+    form = format_of(template(family).source)
     assert (form.name, form.tools_variable) == (name, variable)
-    assert form.system_role is (family != "gemma2")
-
-
-class Source:
-    """A template of which only the source matters."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    def render_text(self, _messages: object) -> str:
-        return "probe"
 
 
 @pytest.mark.parametrize(
@@ -82,21 +77,21 @@ class Source:
         ("{{ tools }}<tool_call>{{ tool_calls | tojson }}</tool_call>", HERMES),
         ("{{ tools }}<tool_call>", replace(HERMES, calls_as_text=True)),
         # Elements of their own between the same tags: Qwen 3 Coder, GLM.
-        ("{{ tools }}<tool_call><function={{ n }}>", generic(system_role=True)),
-        ("{{ tools }}<tool_call>{{ n }}<arg_key>", generic(system_role=True)),
-        ("{{ tools }}<start_function_call>call:f", generic(system_role=True)),
-        ("{{ messages }}", generic(system_role=True)),
+        ("{{ tools }}<tool_call><function={{ n }}>", GENERIC),
+        ("{{ tools }}<tool_call>{{ n }}<arg_key>", GENERIC),
+        ("{{ tools }}<start_function_call>call:f", GENERIC),
+        ("{{ messages }}", GENERIC),
     ],
 )
 def test_forms_that_no_family_here_has(source: str, form: ToolFormat) -> None:
-    assert format_of(Source(source)) == form  # type: ignore[arg-type]
+    assert format_of(source) == form
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_and_its_result_come_into_every_prompt(family: str) -> None:
     """An answer of ours goes back as it came: null for its content, arguments as a string."""
-    form = format_of(template(family))
-    messages = messages_with_tools([ASKED, CALLED, TOLD], use(), form)
+    form = format_of(template(family).source)
+    messages = messages_with_tools([ASKED, CALLED, TOLD], use(), form, template(family))
     kwargs: dict[str, Any] = {}
     if form.tools_variable is not None:
         kwargs[form.tools_variable] = [TOOL]
@@ -108,8 +103,7 @@ def test_a_call_and_its_result_come_into_every_prompt(family: str) -> None:
 
 
 def test_the_generic_form_explains_itself() -> None:
-    form = generic(system_role=True)
-    messages = messages_with_tools([ASKED, CALLED, TOLD, {**TOLD, "content": "2"}], use(), form)
+    messages = written([ASKED, CALLED, TOLD, {**TOLD, "content": "2"}], use(), GENERIC)
     function = json.dumps(TOOL["function"], ensure_ascii=False)
     assert messages == [
         {
@@ -132,28 +126,24 @@ def test_the_generic_form_explains_itself() -> None:
     ]
 
 
-@pytest.mark.parametrize("system_role", [True, False])
-def test_the_explanation_joins_the_message_that_is_there(system_role: bool) -> None:
-    form = generic(system_role=system_role)
-    (told,) = messages_with_tools([ASKED], use(), form)[:1]
-    if system_role:
-        messages = messages_with_tools([{"role": "system", "content": "Be brief."}], use(), form)
-        assert messages == [{"role": "system", "content": f"Be brief.\n\n{told['content']}"}]
-    else:
-        assert told["role"] == "user"
-        assert told["content"].endswith("</tool_call>\n\nGo")
+def test_the_explanation_joins_the_message_that_is_there() -> None:
+    told = written([ASKED], use(), GENERIC)[0]["content"]
+    messages = written([{"role": "system", "content": "Be brief."}, ASKED], use(), GENERIC)
+    assert messages == [{"role": "system", "content": f"Be brief.\n\n{told}"}, ASKED]
+    (message,) = written([ASKED], use(), GENERIC, "gemma2")  # which has no system message
+    assert message == {"role": "user", "content": f"{told}\n\nGo"}
 
 
 def test_without_tools_a_conversation_stays_but_for_calls() -> None:
-    for form in (HERMES, generic(system_role=True)):
-        assert messages_with_tools([ASKED], None, form) == [ASKED]
-    assert len(messages_with_tools([ASKED, CALLED, TOLD], None, generic(system_role=True))) == 3
+    for form in (HERMES, GENERIC):
+        assert written([ASKED], None, form) == [ASKED]
+    assert len(written([ASKED, CALLED, TOLD], None, GENERIC)) == 3
 
 
 @pytest.mark.parametrize("given", [{"a": [1]}, '{"a": [1]}'])
 def test_templates_get_arguments_as_an_object(given: object) -> None:
     call = {"function": {"arguments": given, "name": "add"}}  # as OpenAI's client orders them
-    (message,) = messages_with_tools([{**CALLED, "tool_calls": [call]}], None, HERMES)
+    (message,) = written([{**CALLED, "tool_calls": [call]}], None, HERMES)
     assert message["content"] == ""
     assert list(message["tool_calls"][0]["function"]) == ["name", "arguments"]
     assert message["tool_calls"] == [
@@ -164,7 +154,7 @@ def test_templates_get_arguments_as_an_object(given: object) -> None:
 @pytest.mark.parametrize("given", [None, ""])
 def test_no_arguments_are_an_empty_object(given: object) -> None:
     call = {"function": {"name": "add", "arguments": given}}
-    (message,) = messages_with_tools([{**CALLED, "tool_calls": [call]}], None, HERMES)
+    (message,) = written([{**CALLED, "tool_calls": [call]}], None, HERMES)
     assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
@@ -193,6 +183,6 @@ def called(call: object) -> dict[str, Any]:
 )
 def test_a_fault_is_named_by_its_place(message: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as told:
-        messages_with_tools([ASKED, message], None, HERMES)
+        written([ASKED, message], None, HERMES)
     assert told.value.param == param
     assert param in str(told.value)

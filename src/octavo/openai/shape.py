@@ -102,11 +102,11 @@ def read_chat(
     """
     use = read_tool_use(given)
     template = llm.model.chat_template
-    form = None if template is None else format_of(template)
+    form = None if template is None else format_of(template.source)
     messages = given["messages"]
     kwargs = given.get("chat_template_kwargs")
-    if form is not None:
-        messages = messages_with_tools(messages, use, form)
+    if template is not None and form is not None:
+        messages = messages_with_tools(messages, use, form, template)
         if use is not None and form.tools_variable is not None:
             kwargs = _with_tools(kwargs, form.tools_variable, use)
     prompt = llm.chat_prompt(

@@ -9,13 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
-
-from octavo.errors import ChatTemplateError
-
-if TYPE_CHECKING:
-    from octavo.model.text.chat import ChatTemplate
+from typing import Final, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +53,6 @@ class ToolFormat:
     """By what name the template takes the tools; None: the prompt is to explain them."""
     calls_as_text: bool = False
     """Whether the template passes over calls in a conversation, so that we must write them."""
-    system_role: bool = True
-    """Whether the template takes a system message, for the generic form to explain itself in."""
     short_ids: bool = False
     """Whether the template demands ids of nine letters and digits."""
 
@@ -99,13 +91,8 @@ LLAMA: Final = ToolFormat(
     tail=(Space(), "}"),
     may_lead="<|python_tag|>",
 )
-
-
-def generic(*, system_role: bool) -> ToolFormat:
-    """Return the form for templates that have none: Hermes', explained in the prompt."""
-    return replace(
-        HERMES, name="generic", tools_variable=None, calls_as_text=True, system_role=system_role
-    )
+GENERIC: Final = replace(HERMES, name="generic", tools_variable=None, calls_as_text=True)
+"""For templates that have no form: Hermes', explained in the prompt."""
 
 
 def mistral_list(space: str) -> ToolFormat:
@@ -134,10 +121,8 @@ def mistral_args(*, with_id: bool) -> ToolFormat:
     )
 
 
-@lru_cache(maxsize=16)
-def format_of(template: ChatTemplate) -> ToolFormat:
-    """Return the form of a template's calls."""
-    source = template.source
+def format_of(source: str) -> ToolFormat:
+    """Return the form of calls in a template of this source."""
     if "tools" in source:
         if "[TOOL_CALLS]" in source and "[ARGS]" in source:
             return mistral_args(with_id="[CALL_ID]" in source)
@@ -150,17 +135,9 @@ def format_of(template: ChatTemplate) -> ToolFormat:
             return replace(HERMES, calls_as_text=as_text)
         if "<|python_tag|>" in source or '"parameters": ' in source.replace('\\"', '"'):
             return LLAMA
-    return generic(system_role=_takes_system(template))
+    return GENERIC
 
 
 def _is_json(source: str) -> bool:
     """Whether calls between the tags are JSON: some models have elements of their own there."""
     return not any(mark in source for mark in ("<function=", "<arg_key>", "<parameter"))
-
-
-def _takes_system(template: ChatTemplate) -> bool:
-    messages = [{"role": "system", "content": "probe"}, {"role": "user", "content": "x"}]
-    try:
-        return "probe" in template.render_text(messages)
-    except ChatTemplateError:
-        return False

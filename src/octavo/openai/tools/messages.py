@@ -11,12 +11,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.errors import InvalidRequestError, shown
+from octavo.errors import ChatTemplateError, InvalidRequestError, shown
 from octavo.model.text.chat_messages import checked_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo.model.text.chat import ChatTemplate
     from octavo.openai.tools.formats import ToolFormat
     from octavo.openai.tools.request import Tool, ToolUse
 
@@ -31,9 +32,15 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 
 
 def messages_with_tools(
-    given: Sequence[Mapping[str, object]], use: ToolUse | None, form: ToolFormat
+    given: Sequence[Mapping[str, object]],
+    use: ToolUse | None,
+    form: ToolFormat,
+    template: ChatTemplate,
 ) -> list[Message]:
-    """Return messages for the template. Raises `InvalidRequestError` with the message's place."""
+    """Return messages for ``template``, whose form is ``form``.
+
+    Raises `InvalidRequestError` with the message's place.
+    """
     messages = [
         _checked(message, f"messages[{n}]") for n, message in enumerate(checked_messages(given))
     ]
@@ -42,9 +49,7 @@ def messages_with_tools(
     if form.tools_variable is not None:
         return messages
     messages = _results_as_text(messages)
-    if use is None:
-        return messages
-    return _explained(messages, _explanation(use), form)
+    return messages if use is None else _explained(messages, _explanation(use), template)
 
 
 def _checked(message: Message, where: str) -> Message:
@@ -153,14 +158,23 @@ def _usual(tool: Tool) -> list[str]:
     return [name for name in named if isinstance(name, str)]
 
 
-def _explained(messages: list[Message], explanation: str, form: ToolFormat) -> list[Message]:
+def _explained(messages: list[Message], explanation: str, template: ChatTemplate) -> list[Message]:
     """Put what explains the tools where the template takes it."""
     first = messages[0]
-    if first["role"] in _SYSTEM_ROLES or (not form.system_role and first["role"] == "user"):
-        parts = [first["content"] or "", explanation]
-        if first["role"] == "user":
-            parts.reverse()
-        content = "\n\n".join(part for part in parts if part)
+    if first["role"] in _SYSTEM_ROLES:
+        content = f"{first['content']}\n\n{explanation}" if first["content"] else explanation
         return [{**first, "content": content}, *messages[1:]]
-    role = "system" if form.system_role else "user"
-    return [{"role": role, "content": explanation}, *messages]
+    if _takes_system(template):
+        return [{"role": "system", "content": explanation}, *messages]
+    if first["role"] == "user":
+        content = f"{explanation}\n\n{first['content'] or ''}"
+        return [{**first, "content": content}, *messages[1:]]
+    return [{"role": "user", "content": explanation}, *messages]
+
+
+def _takes_system(template: ChatTemplate) -> bool:
+    messages = [{"role": "system", "content": "probe"}, {"role": "user", "content": "x"}]
+    try:
+        return "probe" in template.render_text(messages)
+    except ChatTemplateError:
+        return False
