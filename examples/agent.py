@@ -77,6 +77,7 @@ def run(client: OpenAI, question: str, *, model: str = "smollm2", say: Any = pri
         if not message.tool_calls:
             return message.content
         for call in message.tool_calls:
+            assert call.type == "function", "the only type that was offered"
             function, _ = TOOLS[call.function.name]
             result = function(**json.loads(call.function.arguments))
             say(f"  {call.function.name}({call.function.arguments}) -> {result}")

@@ -210,6 +210,16 @@ def test_an_echo_is_the_prompt_and_the_answer(batch):
     assert "hello" in "".join(logprobs["tokens"])
 
 
+def test_a_call_of_a_tool(answer):
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = answer(chat("a", tools=[tool], tool_choice=tool, seed=3))
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "{}"}
+
+
 def test_what_asks_for_nothing_is_accepted(answer):
     body = {"tools": None, "stream": False, "response_format": {"type": "text"}, "user": "me"}
     assert answer(chat("a", max_tokens=1, temperature=None, **body))
