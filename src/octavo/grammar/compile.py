@@ -5,6 +5,7 @@ What does not compile is refused here, with the place of the fault, and never re
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections import OrderedDict
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from octavo.errors import InvalidRequestError
-from octavo.grammar.matcher import Matcher, first_line
+from octavo.grammar.faults import fault_of, regex_fault
+from octavo.grammar.matcher import Matcher, told
 from octavo.grammar.vocabulary import Vocabulary
 from octavo.sampling.structured import PARAM
 
@@ -35,13 +37,14 @@ LIMITS: Final = {
 }
 _WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]"
 _MOST_TOLD: Final = 500
+NO_ANSWER: Final = "no answer at all has this shape"
 
 
 class CompiledGrammar:
     """A grammar that compiled, at its beginning; shared by all requests that ask for it."""
 
     def __init__(self, pristine: Any, first_mask: NDArray[np.int32]) -> None:
-        self._pristine = pristine
+        self._pristine = pristine  # a mask was made from it: copies find its lexer's states made
         self._first_mask = first_mask
 
     def begin(self) -> Matcher:
@@ -82,24 +85,41 @@ class GrammarCompiler:
 
 
 def _compile(shape: StructuredOutputs, vocabulary: Vocabulary) -> CompiledGrammar:
+    """Compile, and make the first mask. Raises as `GrammarCompiler.compile`."""
+    if shape.json == "false":
+        raise _refused(shape, NO_ANSWER)
+    pristine, error = _build(shape, vocabulary)
+    if error is not None:
+        where = ""
+        if shape.json is not None:
+            where = fault_of(
+                shape.json,
+                error,
+                lambda text: _build(dataclasses.replace(shape, json=text), vocabulary)[1],
+            )
+        raise _refused(shape, where + error)
+    mask = np.empty(vocabulary.num_words, np.int32)
+    pristine.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    grammar = CompiledGrammar(pristine, mask)
+    error = grammar.begin().error
+    if error is not None:
+        reason = pristine.stop_reason()
+        raise _refused(shape, NO_ANSWER if reason.startswith("NoExtension") else error)
+    return grammar
+
+
+def _build(shape: StructuredOutputs, vocabulary: Vocabulary) -> tuple[Any, str | None]:
+    """Return llguidance's state at the beginning, and what is wrong, None as a rule."""
     lib = vocabulary.lib
     try:
         grammar = _grammar(shape, lib)
         limits = lib.LLParserLimits(**LIMITS)
-        pristine = lib.LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
+        state = lib.LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
     except InvalidRequestError:
         raise
     except Exception as error:  # llguidance says ValueError; a bug of its own must end nothing
-        raise _refused(shape, str(error)) from None
-    if pristine.is_error():
-        raise _refused(shape, pristine.get_error())
-    mask = np.empty(vocabulary.num_words, np.int32)
-    pristine.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    if pristine.is_error():
-        raise _refused(shape, pristine.get_error())
-    if pristine.is_stopped() and not pristine.is_accepting():
-        raise _refused(shape, "no answer at all has this shape")
-    return CompiledGrammar(pristine, mask)
+        return None, told(str(error))
+    return state, told(regex_fault(state.get_error())) if state.is_error() else None
 
 
 def _grammar(shape: StructuredOutputs, lib: Any) -> str:
@@ -144,8 +164,6 @@ def _lark(shape: StructuredOutputs) -> str:
 
 
 def _refused(shape: StructuredOutputs, why: str) -> InvalidRequestError:
-    """Return the error of what does not compile; llguidance tells the place over several lines."""
-    why = first_line(why, all_lines=True)
     if len(why) > _MOST_TOLD:
         why = why[: _MOST_TOLD - 3] + "..."
     return InvalidRequestError(

@@ -5,7 +5,7 @@ It is a function of the grammar and the answer's tokens alone, so it outlives pr
 
 from __future__ import annotations
 
-import threading
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,9 @@ class Matcher:
     """
 
     def __init__(self, state: Any, mask: NDArray[np.int32]) -> None:
-        self._state = state
+        self.state = state
+        """llguidance's."""
+        self.num_words = len(mask)
         self.mask: NDArray[np.int32] | None = mask
         self.num_accepted = 0
         """Tokens of the answer that it knows."""
@@ -40,7 +42,7 @@ class Matcher:
         """Take in the answer's next token."""
         self.mask = None
         self.num_accepted += 1
-        self._state.consume_token(token_id)
+        self.state.consume_token(token_id)
         self._look()
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -51,12 +53,8 @@ class Matcher:
     def fork(self) -> Matcher:
         """Return a state of its own at the same place."""
         twin = Matcher.__new__(Matcher)
-        twin._state, twin.mask, twin.num_accepted = (
-            self._state.deep_copy(),
-            self.mask,
-            self.num_accepted,
-        )
-        twin.is_ended, twin.error = self.is_ended, self.error
+        twin.state, twin.mask, twin.num_words = self.state.deep_copy(), self.mask, self.num_words
+        twin.num_accepted, twin.is_ended, twin.error = self.num_accepted, self.is_ended, self.error
         return twin
 
     def take_mask(self, mask: NDArray[np.int32]) -> None:
@@ -65,20 +63,61 @@ class Matcher:
         self._look()
 
     def _look(self) -> None:
-        state = self._state
+        state = self.state
         self.is_ended = bool(state.is_stopped())
-        if self.is_ended and self.error is None and (state.is_error() or not state.is_accepting()):
-            why = first_line(state.get_error()) or f"it cannot go on ({state.stop_reason()})"
-            self.error = f"the answer's grammar failed: {why}"
+        if self.is_ended and self.error is None and state.is_error():
+            why = told(state.get_error())
+            self.error = f"the answer's grammar cannot go on: {why or state.stop_reason()}"
 
 
 class MaskFiller:
-    """A thread that makes the masks of a step, all in one call that needs no interpreter lock."""
+    """A thread that makes the masks of a step, all in one call that needs no interpreter lock.
+
+    `start` and `join` are one thread's, and nobody may use a matcher between them.
+    """
 
     def __init__(self, num_words: int) -> None:
         self._num_words = num_words
+        self._pid = os.getpid()
         self._executor = llguidance().LLExecutor(num_threads=1)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="octavo-masks")
-        self._matchers: list[Matcher] = []
-        self._masks: NDArray[np.int32] | None = None
-        self._filling: Future[None] | None = None
+        self._filling: tuple[list[Matcher], NDArray[np.int32], Future[None]] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its threads are in this process: a forked child has none of them."""
+        return self._pid == os.getpid()
+
+    def start(self, matchers: list[Matcher]) -> None:
+        """Begin to make the masks of these."""
+        assert self._filling is None, "join comes before the next start"
+        masks = np.empty((len(matchers), self._num_words), np.int32)
+        self._filling = matchers, masks, self._worker.submit(self._fill, matchers, masks)
+
+    def join(self) -> None:
+        """Wait until they are made; every matcher of the start has its mask, or an error."""
+        if self._filling is None:
+            return
+        matchers, masks, done = self._filling
+        self._filling = None
+        done.result()
+        for matcher, mask in zip(matchers, masks, strict=True):
+            matcher.take_mask(mask)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.shutdown(wait=False)
+
+    def _fill(self, matchers: list[Matcher], masks: NDArray[np.int32]) -> None:
+        self._executor.unsafe_compute_mask_ptr(
+            [(matcher.state, i) for i, matcher in enumerate(matchers)],
+            masks.ctypes.data,
+            4 * self._num_words,
+            len(matchers),
+        )
+
+
+def told(text: str) -> str:
+    """Return a message of llguidance's in one line, without the state that it may add."""
+    text = text.split("<non-verbose/>")[0].split("<state>")[0]
+    return " / ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -131,7 +131,7 @@ def _schema(value: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(f"has json that cannot be written as JSON: {error}") from None
     _check_text("json", text)
-    return text
+    return "{}" if value is True else text
 
 
 def _plain(value: object) -> object:
