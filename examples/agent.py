@@ -4,9 +4,9 @@
     python examples/agent.py "How warm is it in Paris?" "What is 17 plus 25?"
 
 The loop is the usual one: while the model calls, run what it calls and tell it the result. The
-arguments always parse and hold to the function's schema, since the server lets nothing else through.
-The default model is tiny (135 million parameters) and would rather guess than look anything up, so
-the first step must call; a larger one can choose by itself ("auto").
+arguments always parse and hold to the function's schema: the server lets nothing else through. The
+default model is tiny (135 million parameters) and would rather guess than look anything up, so the
+first step must call; a larger one can choose by itself ("auto").
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import llguidance
 from hypothesis import strategies as st
 
-from octavo.openai.tools.formats import GENERIC, HERMES, LLAMA, mistral_args, mistral_list
+from octavo.openai.tools.formats import GENERIC, HERMES, LLAMA, MISTRAL_LIST, mistral_args
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ FORMS = {
     "hermes": HERMES,
     "llama": LLAMA,
     "generic": GENERIC,
-    "mistral-list": mistral_list(" "),
+    "mistral-list": MISTRAL_LIST,
     "mistral-args": mistral_args(with_id=False),
     "mistral-id": mistral_args(with_id=True),
 }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from family_templates import template, tokenizer
+from octavo.grammar.compile import GrammarCompiler
 from octavo.openai.grammar import answer_grammar
 from octavo.openai.reasoning import Reasoning
-from octavo.openai.tools.formats import HERMES, LLAMA, mistral_args
+from octavo.openai.tools.formats import HERMES, LLAMA, format_of, mistral_args
 from octavo.openai.tools.request import read_tool_use
 from octavo.sampling.structured import StructuredOutputs
 from tool_texts import lets_through, num_allowed
+
+if TYPE_CHECKING:
+    from octavo.grammar.matcher import Matcher
 
 SHUT = Reasoning("<think>", "</think>", is_open=False)
 OPEN = Reasoning("<think>", "</think>", is_open=True)
@@ -88,3 +93,28 @@ def test_markers_that_are_control_tokens_are_so_in_the_grammar() -> None:
     assert llama.grammar is not None
     assert lets_through(llama.grammar, [259, *b'{"name": "f", "parameters": {}}'])
     assert lets_through(llama.grammar, "Hello")
+
+
+def test_a_models_own_control_tokens_are_known_by_their_ids() -> None:
+    mistral = tokenizer("mistral")
+    form = format_of(template("mistral").source)
+    use = read_tool_use({"tools": [TOOL]})
+    found = answer_grammar(None, None, use, form, mistral.control_literals)
+    assert found is not None
+    compiled = GrammarCompiler(mistral, mistral.vocab_size).compile(found)
+
+    def is_whole(text: str) -> bool:
+        matcher = compiled.begin()
+        matcher.follow(mistral.encode(text, parse_special=True, continuing=True))
+        return matcher.error is None and (matcher.is_ended or ends(matcher))
+
+    def ends(matcher: Matcher) -> bool:
+        matcher.accept(mistral.control_literals["</s>"])
+        return matcher.error is None
+
+    assert is_whole("Hi é")
+    assert is_whole('Hi[TOOL_CALLS] [{"name": "f", "arguments": {}}]')
+    assert is_whole('Hi[TOOL_CALLS][{"name": "f", "arguments": {}}]')
+    assert not is_whole('Hi[TOOL_CALLS] [{"name": "g", "arguments": {}}]')
+    assert not is_whole("Hi[TOOL_CALLS]")
+    assert not is_whole("[INST]Hi")  # no other control token is text

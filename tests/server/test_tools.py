@@ -375,6 +375,37 @@ def test_what_is_wrong_is_a_bad_request_that_names_its_place(
     assert told.value.body["param"] == param  # type: ignore[call-overload, index]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": "string"}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "foo("}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}},
+    ],
+)
+def test_a_schema_at_fault_is_named(ask: openai.OpenAI, schema: dict[str, Any]) -> None:
+    """Row 49's kind, among tools that are well."""
+    bad: Any = {"type": "function", "function": {"name": "bad", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError) as told:
+        whole(ask, tools=[ADD, bad, TOOLS[1]])
+    error: Any = told.value.body
+    assert error["param"] == "tools[1].function.parameters"
+    assert error["message"].startswith("tools[1].function.parameters: ")
+
+
+def test_more_tools_than_a_grammar_holds_are_refused(ask: openai.OpenAI) -> None:
+    values = [f"value {i}" for i in range(200)]
+    schema = {"type": "object", "properties": {"a": {"enum": values}}}
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": schema}}
+        for i in range(120)
+    ]
+    with pytest.raises(openai.BadRequestError) as told:
+        whole(ask, tools=tools)
+    error: Any = told.value.body
+    assert error["param"] == "tools"
+
+
 # -- a model of random weights ---------------------------------------------------------------------
 
 

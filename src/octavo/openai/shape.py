@@ -74,7 +74,10 @@ class AnswerShape:
                 try:
                     check(StructuredOutputs(json=closed(tool.parameters)))
                 except InvalidRequestError as fault:
-                    raise InvalidRequestError(f"{tool.where}: {fault}", param=tool.where) from None
+                    if fault.param == PARAM:
+                        raise InvalidRequestError(
+                            f"{tool.where}: {fault}", param=tool.where
+                        ) from None
             raise InvalidRequestError(f"tools, all together: {error}", param="tools") from None
 
     @property

@@ -17,6 +17,8 @@ class Space:
     """White space of whatever length where a text is read; where one is forced, this."""
 
     text: str = ""
+    is_loose: bool = False
+    """None, one or two spaces are forced: tokenizers differ on them."""
 
 
 class CallId(Enum):
@@ -84,6 +86,17 @@ HERMES: Final = ToolFormat(
     arguments_key="arguments",
     tail=(Space(), "}", _LINE, "</tool_call>"),
 )
+MISTRAL_LIST: Final = ToolFormat(
+    "mistral-list",
+    opening="[TOOL_CALLS]",
+    first=(Space(is_loose=True), "[", Space()),
+    again=(Space(), ",", Space(" ")),
+    arguments_key="arguments",
+    tail=(Space(), "}"),
+    end=(Space(), "]"),
+    short_ids=True,
+)
+"""The older form of Mistral's: a JSON list after the marker."""
 LLAMA: Final = ToolFormat(
     "llama",
     opening="",
@@ -93,20 +106,6 @@ LLAMA: Final = ToolFormat(
 )
 GENERIC: Final = replace(HERMES, name="generic", tools_variable=None, calls_as_text=True)
 """For templates that have no form: Hermes', explained in the prompt."""
-
-
-def mistral_list(space: str) -> ToolFormat:
-    """Return the older form of Mistral's: a JSON list after the marker."""
-    return ToolFormat(
-        "mistral-list",
-        opening="[TOOL_CALLS]",
-        first=(Space(space), "[", Space()),
-        again=(Space(), ",", Space(" ")),
-        arguments_key="arguments",
-        tail=(Space(), "}"),
-        end=(Space(), "]"),
-        short_ids=True,
-    )
 
 
 def mistral_args(*, with_id: bool) -> ToolFormat:
@@ -127,7 +126,7 @@ def format_of(source: str) -> ToolFormat:
         if "[TOOL_CALLS]" in source and "[ARGS]" in source:
             return mistral_args(with_id="[CALL_ID]" in source)
         if "[TOOL_CALLS]" in source:
-            return mistral_list(" " if "[TOOL_CALLS] " in source else "")
+            return MISTRAL_LIST
         as_text = "tool_calls" not in source
         if "xml_tools" in source:  # SmolLM3's name for the tools of this form
             return replace(HERMES, tools_variable="xml_tools", calls_as_text=as_text)

@@ -14,7 +14,7 @@ from octavo.openai.tools.formats import CallId, Space
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo.openai.tools.formats import Items, ToolFormat
+    from octavo.openai.tools.formats import Item, Items, ToolFormat
     from octavo.openai.tools.request import Tool, ToolUse
 
 # As Python's json writes it, which is what models have seen; so no run of white space is possible.
@@ -113,17 +113,19 @@ class _Literals:
         parts: list[str] = []
         text = ""
         for item in items:
-            if isinstance(item, Space):
+            if isinstance(item, Space) and not item.is_loose:
                 text += item.text
             elif isinstance(item, str) and item not in self._control_ids:
                 text += item
             else:
                 parts += [json.dumps(text)] * bool(text)
                 text = ""
-                parts.append(
-                    "/[a-zA-Z0-9]{9}/" if isinstance(item, CallId) else self._control(item)
-                )
+                parts.append(self._pattern(item))
         return " ".join([*parts, *[json.dumps(text)] * bool(text)])
 
-    def _control(self, literal: str) -> str:
-        return f"<[{self._control_ids[literal]}]>"
+    def _pattern(self, item: Item) -> str:
+        if isinstance(item, Space):
+            return "/ {0,2}/"
+        if isinstance(item, CallId):
+            return "/[a-zA-Z0-9]{9}/"
+        return f"<[{self._control_ids[item]}]>"
