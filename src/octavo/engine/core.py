@@ -259,7 +259,7 @@ class EngineCore:
             return matcher.error
         row = self._draw_row(request)
         assert matcher.mask is not None, "made when the last token came, or with the grammar"
-        row.mask, row.must_end = matcher.mask, matcher.is_ended
+        row.mask, row.must_end = matcher.mask, matcher.must_end
         return None
 
     def _advance(self, request: Request, result: SampledTokens) -> None:

@@ -43,13 +43,15 @@ NO_ANSWER: Final = "no answer at all has this shape"
 class CompiledGrammar:
     """A grammar that compiled, at its beginning; shared by all requests that ask for it."""
 
-    def __init__(self, pristine: Any, first_mask: NDArray[np.int32]) -> None:
+    def __init__(
+        self, pristine: Any, first_mask: NDArray[np.int32], ends: NDArray[np.int32]
+    ) -> None:
         self._pristine = pristine  # a mask was made from it: copies find its lexer's states made
-        self._first_mask = first_mask
+        self._first_mask, self._ends = first_mask, ends
 
     def begin(self) -> Matcher:
         """Return the state of a new answer; its mask is known."""
-        return Matcher(self._pristine.deep_copy(), self._first_mask)
+        return Matcher(self._pristine.deep_copy(), self._first_mask, self._ends)
 
 
 class GrammarCompiler:
@@ -91,7 +93,8 @@ def _compile(shape: StructuredOutputs, vocabulary: Vocabulary) -> CompiledGramma
     pristine, error = _build(shape, vocabulary)
     if error is not None:
         where = ""
-        if shape.json is not None:
+        if shape.kind == "json":
+            assert isinstance(shape.json, str), "normalised"
             where = fault_of(
                 shape.json,
                 error,
@@ -100,12 +103,10 @@ def _compile(shape: StructuredOutputs, vocabulary: Vocabulary) -> CompiledGramma
         raise _refused(shape, where + error)
     mask = np.empty(vocabulary.num_words, np.int32)
     pristine.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    grammar = CompiledGrammar(pristine, mask)
-    error = grammar.begin().error
-    if error is not None:
-        reason = pristine.stop_reason()
-        raise _refused(shape, NO_ANSWER if reason.startswith("NoExtension") else error)
-    return grammar
+    if pristine.is_error():
+        error = told(pristine.get_error())
+        raise _refused(shape, NO_ANSWER if error.startswith("NoExtension") else error)
+    return CompiledGrammar(pristine, mask, vocabulary.ends)
 
 
 def _build(shape: StructuredOutputs, vocabulary: Vocabulary) -> tuple[Any, str | None]:

@@ -1,4 +1,4 @@
-"""Where a schema or a pattern is at fault, in words: llguidance names the fault, not always its place."""
+"""Where a schema or a pattern is at fault: llguidance names the fault, not always its place."""
 
 from __future__ import annotations
 

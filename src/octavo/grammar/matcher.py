@@ -26,17 +26,25 @@ class Matcher:
     It is None from the time a token is accepted until a `MaskFiller` has made the next one.
     """
 
-    def __init__(self, state: Any, mask: NDArray[np.int32]) -> None:
+    def __init__(self, state: Any, mask: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
         self.state = state
         """llguidance's."""
-        self.num_words = len(mask)
-        self.mask: NDArray[np.int32] | None = mask
+        self.mask: NDArray[np.int32] | None = None
+        self._ends = ends
         self.num_accepted = 0
         """Tokens of the answer that it knows."""
-        self.is_ended = bool(state.is_stopped())
+        self.is_ended = False
         """Nothing may follow what was accepted, but an end token."""
+        self.must_end = False
+        """The mask has end tokens only."""
         self.error: str | None = None
         """Why the answer cannot go on, though it has not ended; None as a rule."""
+        self.take_mask(mask)
+
+    @property
+    def num_words(self) -> int:
+        """How many words a mask has."""
+        return len(self._ends)
 
     def accept(self, token_id: int) -> None:
         """Take in the answer's next token."""
@@ -51,23 +59,25 @@ class Matcher:
             self.accept(token_id)
 
     def fork(self) -> Matcher:
-        """Return a state of its own at the same place."""
-        twin = Matcher.__new__(Matcher)
-        twin.state, twin.mask, twin.num_words = self.state.deep_copy(), self.mask, self.num_words
-        twin.num_accepted, twin.is_ended, twin.error = self.num_accepted, self.is_ended, self.error
+        """Return a state of its own at the same place, whose mask is known."""
+        assert self.mask is not None
+        twin = Matcher(self.state.deep_copy(), self.mask, self._ends)
+        twin.num_accepted = self.num_accepted
         return twin
 
     def take_mask(self, mask: NDArray[np.int32]) -> None:
         """Know which tokens may come next; making the mask may have found that none can."""
         self.mask = mask
         self._look()
+        self.must_end = self.is_ended or (
+            bool(self.state.is_accepting()) and not (mask & ~self._ends).any()
+        )
 
     def _look(self) -> None:
         state = self.state
         self.is_ended = bool(state.is_stopped())
-        if self.is_ended and self.error is None and state.is_error():
-            why = told(state.get_error())
-            self.error = f"the answer's grammar cannot go on: {why or state.stop_reason()}"
+        if self.is_ended and state.is_error():
+            self.error = f"the answer's grammar cannot go on: {told(state.get_error())}"
 
 
 class MaskFiller:

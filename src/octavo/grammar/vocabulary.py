@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from octavo.errors import InvalidRequestError
 from octavo.sampling.structured import PARAM
 
@@ -48,6 +50,10 @@ class Vocabulary:
         self.tokens = self.lib.LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
         self.num_words = -(-len(tokens) // 32)
         """Words of 32 bits that a mask has: bit i % 32 of word i // 32 is token i."""
+        self.ends = np.zeros(self.num_words, np.int32)
+        """The mask of the end tokens."""
+        for i in ends:
+            self.ends.view(np.uint32)[i // 32] |= np.uint32(1 << i % 32)
 
 
 class _Tokens:
