@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from family_templates import FAMILIES, template
+from family_templates import FAMILIES, template, tokenizer
 from octavo.errors import InvalidRequestError
 from octavo.openai.tools.formats import GENERIC, HERMES, LLAMA, ToolFormat, format_of, mistral_args
 from octavo.openai.tools.messages import messages_with_tools
@@ -100,6 +100,28 @@ def test_a_call_and_its_result_come_into_every_prompt(family: str) -> None:
     assert '{"a": 1}' in text
     assert "one" in text
     assert "None" not in text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_tool_and_no_call_writes_a_control_token(family: str) -> None:
+    """Row 8's kind: in the names, descriptions, arguments and results of tools."""
+    chat, tok = template(family), tokenizer(family)
+    form = format_of(chat.source)
+
+    def specials(text: str) -> list[int]:
+        tool = {"type": "function", "function": {"name": "add", "description": text}}
+        use = read_tool_use({"tools": [tool]})
+        assert use is not None
+        function = {"name": "add", "arguments": json.dumps({text: text})}
+        call = {**CALLED, "tool_calls": [{**CALL, "function": function}]}
+        messages = written([ASKED, call, {**TOLD, "content": text}], use, form, family)
+        kwargs: dict[str, Any] = {}
+        if form.tools_variable is not None:
+            kwargs[form.tools_variable] = [use.tools[0].definition]
+        ids = chat.render_ids(messages, **kwargs)
+        return [i for i in ids if i in tok.special_ids]
+
+    assert specials("".join(tok.control_literals)) == specials("x")
 
 
 def test_the_generic_form_explains_itself() -> None:
