@@ -36,7 +36,7 @@ class ChunkMaker:
         self._has_begun = [False] * asked.params.n
         self._has_ended = [False] * asked.params.n
         self._offsets = [0] * asked.params.n
-        self._readers = [asked.shape.reader() for _ in range(asked.params.n)]
+        self._readers = [asked.plan.reader() for _ in range(asked.params.n)]
 
     def pieces(self, output: RequestOutput, deltas: Sequence[Delta]) -> list[Piece]:
         """Return the pieces of what just came; a delta that shows nothing has none."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContextLengthError, InvalidRequestError, UnknownModelError, shown
 from octavo.model.text.tokenizer import check_utf8
-from octavo.openai.shape import PLAIN, AnswerShape, read_chat
+from octavo.openai.chat import PLAIN, AnswerPlan, read_chat
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ParsedBody:
     texts: list[str | None]
     """The prompts' texts, where they were given as text."""
     priority: int = 0
-    shape: AnswerShape = PLAIN
+    plan: AnswerPlan = PLAIN
     """What an answer to a chat may consist of."""
     stream: bool = False
     include_usage: bool = False
@@ -119,9 +119,9 @@ def parse_body(
         )
     params = _params(given, chat=chat, seed=seed, echo=echo)
     texts: list[str | None]
-    shape = PLAIN
+    plan = PLAIN
     if chat:
-        prompt, shape = _chat_prompt(given, llm)
+        prompt, plan = _chat_prompt(given, llm)
         prompts, texts = [prompt], [None]
     else:
         prompts, texts = _completion_prompts(given, llm)
@@ -133,8 +133,8 @@ def parse_body(
         alone = dataclasses.replace(params, structured_outputs=structure)
         llm.check(prompts[0], alone, field=field)
 
-    with shape.faults_of_tools(check):
-        params = shape.held_to(params, llm.tokenizer)
+    with plan.faults_of_tools(check):
+        params = plan.held_to(params, llm.tokenizer)
         for prompt in prompts:
             llm.check(prompt, params, field=field)
     priority = given.get("priority", 0)
@@ -147,7 +147,7 @@ def parse_body(
         params,
         texts,
         priority,
-        shape=shape,
+        plan=plan,
         **stream,
         echo=echo,
         prompt_logprobs="prompt_logprobs" in given,
@@ -318,7 +318,7 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
     return count
 
 
-def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> tuple[dict[str, Any], AnswerShape]:
+def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> tuple[dict[str, Any], AnswerPlan]:
     """Render the messages by the model's chat template; return what an answer may be too."""
     if "messages" not in given:
         raise InvalidRequestError("messages is missing", param="messages")

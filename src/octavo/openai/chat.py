@@ -1,4 +1,4 @@
-"""A chat's prompt and the shape of its answer: reasoning, calls of tools, or a given structure.
+"""A chat's prompt, and the plan of its answer: reasoning, calls of tools, text or a structure.
 
 One place decides what the model is told, what its answer is held to, and how that is read.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerShape:
+class AnswerPlan:
     """What an answer may consist of, and how it is read; by default it is text."""
 
     reasoning: Reasoning | None = None
@@ -45,7 +45,7 @@ class AnswerShape:
         return AnswerReader(self.reasoning, self.use, self.form)
 
     def held_to(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """Return the parameters under which an answer has this shape.
+        """Return the parameters under which an answer is as planned.
 
         The structure that a request asks for is that of the answer's text, behind the reasoning.
         """
@@ -91,14 +91,14 @@ class AnswerShape:
         return found
 
 
-PLAIN: Final = AnswerShape()
+PLAIN: Final = AnswerPlan()
 """Nothing but text."""
 
 
 def read_chat(
     given: Mapping[str, Any], llm: LLM, *, add_generation_prompt: bool, continues: bool
-) -> tuple[dict[str, Any], AnswerShape]:
-    """Return the prompt of a chat's body, which has messages, and the shape of its answer.
+) -> tuple[dict[str, Any], AnswerPlan]:
+    """Return the prompt of a chat's body, which has messages, and the plan of its answer.
 
     ``continues`` leaves the last message open, for the answer to go on with.
     Raises `InvalidRequestError`.
@@ -121,7 +121,7 @@ def read_chat(
     assert template is not None, "chat_prompt refuses a model without one"
     continued = messages[-1]["content"] if continues else None
     reasoning = reasoning_of(template, llm.tokenizer, prompt["prompt_token_ids"], continued)
-    return prompt, AnswerShape(reasoning, use, form)
+    return prompt, AnswerPlan(reasoning, use, form)
 
 
 def _with_tools(kwargs: object, variable: str, use: ToolUse) -> object:
