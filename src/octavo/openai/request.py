@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContextLengthError, InvalidRequestError, UnknownModelError, shown
 from octavo.model.text.tokenizer import check_utf8
+from octavo.openai.shape import naming_shape, read_shape, shape_field
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": _NEVER,
     "prediction": _NEVER,
@@ -37,11 +37,8 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "structured_outputs": _NEVER,
-    "guided_json": _NEVER,
-    "guided_regex": _NEVER,
-    "guided_choice": _NEVER,
-    "guided_grammar": _NEVER,
+    "guided_whitespace_pattern": _NEVER,
+    "guided_decoding_backend": _NEVER,
     "chat_template": _NEVER,
     "documents": ([],),
     "truncate_prompt_tokens": _NEVER,
@@ -54,7 +51,7 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
 }
 # Where the two have other forms, or the answer another default.
-_TRANSLATED = {"max_tokens", "logprobs"}
+_TRANSLATED = {"max_tokens", "logprobs", "structured_outputs"}
 _AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
 _DEFAULT_COMPLETION_TOKENS = 16
 _MOST_BYTES_A_TOKEN = 256
@@ -124,7 +121,8 @@ def parse_body(
     if "cache_salt" in given:
         prompts = [{**prompt, "cache_salt": given["cache_salt"]} for prompt in prompts]
     for prompt in prompts:
-        llm.check(prompt, params, field="messages" if chat else "prompt")
+        with naming_shape(shape_field(given)):
+            llm.check(prompt, params, field="messages" if chat else "prompt")
     priority = given.get("priority", 0)
     if type(priority) is not int:
         raise InvalidRequestError(
@@ -150,6 +148,7 @@ def _params(
     options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
     if seed is not None:
         options.setdefault("seed", seed)
+    options["structured_outputs"] = read_shape(given)
     options["max_tokens"] = _max_tokens(given, chat=chat)
     options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
     if echo:
