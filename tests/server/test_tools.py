@@ -406,6 +406,44 @@ def test_more_tools_than_a_grammar_holds_are_refused(ask: openai.OpenAI) -> None
     assert error["param"] == "tools"
 
 
+JSON_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "n",
+        "schema": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [('<think>\nhm\n</think>\n\n{"n": 7}', '{"n": 7}'), (CALL, ""), ('{"n": 7}', '{"n": 7}')],
+)
+def test_an_answer_is_calls_or_of_the_structure(
+    ask: openai.OpenAI, says: Any, text: str, content: str
+) -> None:
+    says(text)
+    (found,) = as_joined(whole(ask, response_format=JSON_SCHEMA))
+    assert found["content"] == content
+    assert found["reason"] == ("stop" if content else "tool_calls")
+
+
+def test_a_structure_at_fault_beside_tools_is_named_by_its_own_field(ask: openai.OpenAI) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "none"}}}
+    for extra in ({"response_format": bad}, {"extra_body": {"guided_regex": "a("}}):
+        for tools in (TOOLS, openai.omit):
+            with pytest.raises(openai.BadRequestError) as told:
+                whole(ask, tools=tools, **extra)
+            error: Any = told.value.body
+            assert error["param"] in ("response_format", "guided_regex")
+            assert error["param"] in error["message"]
+
+
 # -- a model of random weights ---------------------------------------------------------------------
 
 
@@ -436,3 +474,22 @@ def test_a_named_function_is_called(ask: openai.OpenAI) -> None:
         ((name, arguments),) = found["calls"]
         assert name == "add"
         jsonschema.validate(json.loads(arguments), SCHEMAS["add"])
+
+
+def test_a_structure_holds_behind_the_reasoning(ask: openai.OpenAI) -> None:
+    """The prompt is done with reasoning, or the model would be for ever."""
+    answer = whole(
+        ask,
+        tools=openai.omit,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": SCHEMAS["add"]},
+        },
+        n=4,
+        temperature=1.0,
+        seed=3,
+        extra_body=NO_THOUGHT,
+    )
+    for found in as_joined(answer):
+        jsonschema.validate(json.loads(found["content"]), SCHEMAS["add"])
+        assert found["reason"] == "stop"

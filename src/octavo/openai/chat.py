@@ -19,7 +19,7 @@ from octavo.openai.tools.formats import format_of
 from octavo.openai.tools.grammar import closed
 from octavo.openai.tools.messages import messages_with_tools
 from octavo.openai.tools.request import read_tool_use
-from octavo.sampling.structured import PARAM, StructuredOutputs, read_structured_outputs
+from octavo.sampling.structured import PARAM, StructuredOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ class AnswerPlan:
 
         The structure that a request asks for is that of the answer's text, behind the reasoning.
         """
-        asked = read_structured_outputs(params.structured_outputs)
+        asked = params.shape
         structure = answer_grammar(
             asked, self.reasoning, self.use, self.form, tokenizer.control_literals
         )
@@ -60,15 +60,22 @@ class AnswerPlan:
         return params
 
     @contextmanager
-    def faults_of_tools(self, check: Callable[[StructuredOutputs], None]) -> Iterator[None]:
-        """Name a fault of the whole grammar by the tool whose schema has it.
+    def naming_tools(
+        self, asked: StructuredOutputs | None, check: Callable[[StructuredOutputs], None]
+    ) -> Iterator[None]:
+        """Let a fault of the whole grammar name the part that has it.
 
-        ``check`` raises `InvalidRequestError` for a structure that cannot be had.
+        ``asked`` is the structure that the request asks for; ``check`` raises
+        `InvalidRequestError` for one that cannot be had.
         """
         try:
             yield
         except InvalidRequestError as error:
-            if self.use is None or error.param != PARAM:
+            if error.param != PARAM:
+                raise
+            if asked is not None:
+                check(asked)
+            if self.use is None:
                 raise
             for tool in self.use.callable:
                 try:

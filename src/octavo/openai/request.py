@@ -1,8 +1,7 @@
 """From the body of an OpenAI request to prompts and sampling parameters.
 
-OpenAI's fields where the engine has them, vLLM's extras by their own names. A field that would
-change the answer and is not honoured is refused by name; one that would not is accepted. Null
-means the default. Knows no file and no transport.
+OpenAI's fields where the engine has them, vLLM's extras by their own names. Null means the default.
+Knows no file and no transport.
 """
 
 from __future__ import annotations
@@ -15,50 +14,16 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import ContextLengthError, InvalidRequestError, UnknownModelError, shown
 from octavo.model.text.tokenizer import check_utf8
 from octavo.openai.chat import PLAIN, AnswerPlan, read_chat
+from octavo.openai.honoured import check_honoured
+from octavo.openai.shape import naming_shape, read_shape, shape_field
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.sampling.structured import StructuredOutputs
 
-_NEVER: tuple[Any, ...] = ()
-
-# Field to the values under which it asks for nothing.
-_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": _NEVER,
-    "prediction": _NEVER,
-    "reasoning_effort": _NEVER,
-    "verbosity": ("medium",),
-    "web_search_options": _NEVER,
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "structured_outputs": _NEVER,
-    "guided_json": _NEVER,
-    "guided_regex": _NEVER,
-    "guided_choice": _NEVER,
-    "guided_grammar": _NEVER,
-    "chat_template": _NEVER,
-    "documents": ([],),
-    "truncate_prompt_tokens": _NEVER,
-    "logits_processors": ([],),
-    "prompt_embeds": _NEVER,
-    "spaces_between_special_tokens": (True,),
-    "detokenize": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "kv_transfer_params": _NEVER,
-    "vllm_xargs": ({},),
-}
-# The same, where a field has another place.
-_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "functions": (([],), "tools"),
-    "function_call": (("none", "auto"), "tool_choice"),
-}
-_CHAT_ONLY: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}
 # Where the two have other forms, or the answer another default.
-_TRANSLATED = {"max_tokens", "logprobs"}
+_TRANSLATED = {"max_tokens", "logprobs", "structured_outputs"}
 _AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
 _DEFAULT_COMPLETION_TOKENS = 16
 _MOST_BYTES_A_TOKEN = 256
@@ -107,7 +72,7 @@ def parse_body(
     if not isinstance(body, Mapping):
         raise InvalidRequestError("body must be an object", param="body")
     given = {name: value for name, value in body.items() if value is not None}
-    _check_honoured(given, chat=chat)
+    check_honoured(given, chat=chat)
     _check_special_tokens(given, chat=chat)
     _check_model(given.get("model"), [*names, *model_names(llm)])
     stream = _streaming(given, may_stream=may_stream)
@@ -133,7 +98,7 @@ def parse_body(
         alone = dataclasses.replace(params, structured_outputs=structure)
         llm.check(prompts[0], alone, field=field)
 
-    with plan.faults_of_tools(check):
+    with naming_shape(shape_field(given)), plan.naming_tools(params.shape, check):
         params = plan.held_to(params, llm.tokenizer)
         for prompt in prompts:
             llm.check(prompt, params, field=field)
@@ -156,18 +121,6 @@ def parse_body(
     )
 
 
-def _check_honoured(given: Mapping[str, Any], *, chat: bool) -> None:
-    """Refuse a field that would change the answer and does not here."""
-    fields = _NOT_HONOURED if chat else {**_NOT_HONOURED, **_CHAT_ONLY}
-    told = [(name, harmless, "leave it out") for name, harmless in fields.items()]
-    told += [(name, harmless, f"give {to}") for name, (harmless, to) in _ELSEWHERE.items()]
-    for name, harmless, remedy in told:
-        if name in given and given[name] not in harmless:
-            raise InvalidRequestError(
-                f"{name}={shown(given[name])} is not supported; {remedy}", param=name
-            )
-
-
 def _params(
     given: Mapping[str, Any], *, chat: bool, seed: int | None, echo: bool
 ) -> SamplingParams:
@@ -175,6 +128,7 @@ def _params(
     options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
     if seed is not None:
         options.setdefault("seed", seed)
+    options["structured_outputs"] = read_shape(given)
     options["max_tokens"] = _max_tokens(given, chat=chat)
     options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
     if echo:
