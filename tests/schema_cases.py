@@ -7,6 +7,8 @@ from typing import Any
 
 PATTERNS = ("^[a-c]{1,4}$", "^(x|yz)+$", "^[A-Z][a-z]?-[0-9]{2}$", "^\\d{3}$", "^a.{0,2}b$")
 
+NAMES = ("id", "name", "a b", "größe", "x-1", 'q"q', "tags", "ok")
+
 
 def random_schema(seed: int) -> dict[str, Any]:
     """Return the schema of a number: always an object at the top, as tools and clients send."""
@@ -23,7 +25,9 @@ def _any(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _object(rng: random.Random, depth: int) -> dict[str, Any]:
-    names = rng.sample(["id", "name", "a b", "größe", "x-1", 'q"q', "tags", "ok"], rng.randint(1, 4))
+    names = rng.sample(
+        ["id", "name", "a b", "größe", "x-1", 'q"q', "tags", "ok"], rng.randint(1, 4)
+    )
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {name: _any(rng, depth - 1) for name in names},
@@ -73,7 +77,7 @@ def _leaf(rng: random.Random) -> dict[str, Any]:
             {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
             {"type": "string", "minLength": rng.randint(0, 2), "maxLength": rng.randint(2, 6)},
             {"type": "string", "pattern": rng.choice(PATTERNS)},
-            {"enum": [1, None, "é\n\"", True, {"a": [1, 2]}, 2.5][: rng.randint(1, 6)]},
+            {"enum": [1, None, 'é\n"', True, {"a": [1, 2]}, 2.5][: rng.randint(1, 6)]},
             {"const": rng.choice(["fixed", 7, None])},
             {"type": rng.choice([["boolean", "null"], "boolean", ["integer", "null"]])},
         ]

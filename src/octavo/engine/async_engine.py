@@ -246,9 +246,7 @@ class AsyncEngine:
         stats = stream.stats
         try:
             self._check_alive()
-            stream.output = output = self.llm._add(
-                prompt, stats.params, priority, grammar=grammar
-            )
+            stream.output = output = self.llm._add(prompt, stats.params, priority, grammar=grammar)
         except Exception as error:
             if not isinstance(error, OctavoError):
                 _log.error("a request could not be added", exc_info=error)

@@ -6,7 +6,6 @@ What does not compile is refused here, with the place of the fault, and never re
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
@@ -129,9 +128,7 @@ def _grammar(shape: StructuredOutputs, lib: Any) -> str:
     if shape.regex is not None:
         made = lib.LLMatcher.grammar_from_regex(shape.regex)
     elif shape.choice is not None:
-        made = lib.LLMatcher.grammar_from_lark(
-            "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in shape.choice)
-        )
+        made = lib.LLMatcher.grammar_from_regex("|".join(map(_literal, shape.choice)))
     elif shape.grammar is not None:
         made = lib.LLMatcher.grammar_from_lark(_lark(shape))
     else:
@@ -140,6 +137,13 @@ def _grammar(shape: StructuredOutputs, lib: Any) -> str:
             schema, overrides=_json_options(shape.whitespace)
         )
     return made
+
+
+def _literal(text: str) -> str:
+    """Return the pattern of one string; Lark's own strings do not take every character."""
+    return "".join(
+        char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text
+    )
 
 
 def _json_options(whitespace: int) -> dict[str, object]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _MOST_TRIES: Final = 200
 """Parts of a schema that are compiled by themselves to find the one at fault."""
+_MOST_TOLD: Final = 150
 _OF_NAMES: Final = ("properties", "patternProperties", "$defs", "definitions")
 _OF_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _OF_ONE: Final = ("items", "additionalProperties", "not")
@@ -19,25 +20,29 @@ _OF_ONE: Final = ("items", "additionalProperties", "not")
 def fault_of(schema: str, error: str, compile_text: Callable[[str], str | None]) -> str:
     """Return "at #/the/place: " of the smallest part of a schema that has the error by itself.
 
-    ``compile_text`` returns a schema's error. Nothing is returned where no part has the same one.
+    ``compile_text`` returns a schema's error, None where it has none.
     """
-    root = json.loads(schema)
+    place = _place(json.loads(schema), error, compile_text)
+    return f"at {place if len(place) <= _MOST_TOLD else place[:_MOST_TOLD] + '...'}: "
+
+
+def _place(root: Any, error: str, compile_text: Callable[[str], str | None]) -> str:
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     place, part, tries = "#", root, 0
     while True:
         for name, child in _parts(part):
             tries += 1
             if tries > _MOST_TRIES:
-                return f"at {place}: "
+                return place
             try:
                 text = json.dumps({**({} if name.startswith("$defs/") else shared), **child})
             except (ValueError, RecursionError):
-                return ""
+                return place
             if compile_text(text) == error:
                 place, part = f"{place}/{name}", child
                 break
         else:
-            return f"at {place}: "
+            return place
 
 
 def regex_fault(text: str) -> str:
