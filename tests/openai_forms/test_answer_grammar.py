@@ -8,10 +8,12 @@ import pytest
 
 from family_templates import template, tokenizer
 from octavo.grammar.compile import GrammarCompiler
+from octavo.openai.chat import AnswerPlan
 from octavo.openai.grammar import answer_grammar
 from octavo.openai.reasoning import Reasoning
 from octavo.openai.tools.formats import HERMES, LLAMA, format_of, mistral_args
 from octavo.openai.tools.request import read_tool_use
+from octavo.sampling.params import SamplingParams
 from octavo.sampling.structured import StructuredOutputs
 from tool_texts import lets_through, num_allowed
 
@@ -118,3 +120,14 @@ def test_a_models_own_control_tokens_are_known_by_their_ids() -> None:
     assert not is_whole('Hi[TOOL_CALLS] [{"name": "g", "arguments": {}}]')
     assert not is_whole("Hi[TOOL_CALLS]")
     assert not is_whole("[INST]Hi")  # no other control token is text
+
+
+@pytest.mark.parametrize(("family", "is_hidden"), [("mistral", False), ("qwen3", True)])
+def test_marks_that_are_control_tokens_stay_in_the_text(family: str, is_hidden: bool) -> None:
+    """Else nobody could read a call; the grammar lets no other control token through."""
+    use = read_tool_use({"tools": [TOOL]})
+    plan = AnswerPlan(None, use, format_of(template(family).source))
+    params = plan.held_to(SamplingParams(), tokenizer(family))
+    assert params.skip_special_tokens is is_hidden
+    assert params.shape is not None
+    assert AnswerPlan().held_to(SamplingParams(), tokenizer(family)) == SamplingParams()
