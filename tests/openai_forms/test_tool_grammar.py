@@ -122,8 +122,9 @@ def test_reasoning_comes_first_and_is_free() -> None:
         assert lets_through(shut, text), text
     bad = f"<think>{call}x</think>\n{written(HERMES, [('g', '{}')])}"
     assert num_allowed(shut, bad) < len(bad)
-    bad = f"So: {call}x</think>"  # what does not begin with the tag is no reasoning
-    assert num_allowed(shut, bad) == bad.index("x</think>")
+    must_shut = grammar(HERMES, "required", reasoning=SHUT)
+    assert lets_through(must_shut, f"<think>so</think>{call}")
+    assert num_allowed(must_shut, f"so</think>{call}") == 0
     assert lets_through(must, f"so be it</think>\n\n{call}")
     assert not lets_through(must, "so be it</think>\n\nHello")
     assert not lets_through(must, call)
