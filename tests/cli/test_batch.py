@@ -149,7 +149,8 @@ def test_completion_logprobs(answer):
     [
         (chat("a", tools=[{"type": "function"}]), "tools[0].function"),
         (completion("a", tools=[{"type": "function"}]), "tools"),
-        (chat("a", response_format={"type": "json_object"}), "response_format"),
+        (chat("a", response_format={"type": "yaml"}), "response_format"),
+        (chat("a", structured_outputs={"regex": "("}), "structured_outputs"),
         (chat("a", stream=True), "stream"),
         (chat("a", logprobs=3), "logprobs"),
         (chat("a", top_logprobs=3), "top_logprobs"),

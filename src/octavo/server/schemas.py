@@ -31,6 +31,37 @@ _PLAIN_IDS: Final[Schema] = {
 _IDS: Final = _nullable(type="array", items={"type": "integer", "minimum": 0})
 _STRINGS: Final = _nullable(type="array", items={"type": "string"})
 
+_SHAPE: Final[dict[str, Schema]] = {
+    "response_format": _nullable(
+        type="object",
+        required=["type"],
+        properties={
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": _nullable(
+                type="object",
+                required=["schema"],
+                properties={"schema": {"type": "object"}, "strict": _BOOL, "name": _STRING},
+            ),
+        },
+    ),
+    "structured_outputs": _nullable(
+        type="object",
+        properties={
+            "json": {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]},
+            "regex": _STRING,
+            "choice": _STRINGS,
+            "grammar": _STRING,
+            "json_object": _BOOL,
+            "whitespace": _integer(0, 1000),
+        },
+        additionalProperties=False,
+    ),
+    "guided_json": {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]},
+    "guided_regex": _STRING,
+    "guided_choice": _STRINGS,
+    "guided_grammar": _STRING,
+}
+
 _SAMPLING: Final[dict[str, Schema]] = {
     "model": _STRING,
     "n": _integer(1, 128),
@@ -63,6 +94,7 @@ _SAMPLING: Final[dict[str, Schema]] = {
     "return_token_ids": _BOOL,
     "timings": _BOOL,
     "user": _STRING,
+    **_SHAPE,
 }
 
 COMPLETION: Final[Schema] = {
