@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.sampling.params import SamplingParams
+    from octavo.sampling.structured import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ _HOMES = {
     "Logprob": "octavo.engine.outputs",
     "RequestOutput": "octavo.engine.outputs",
     "SamplingParams": "octavo.sampling.params",
+    "StructuredOutputs": "octavo.sampling.structured",
 }
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

@@ -147,8 +147,10 @@ def test_completion_logprobs(answer):
 @pytest.mark.parametrize(
     ("line", "param"),
     [
-        (chat("a", tools=[{"type": "function"}]), "tools"),
-        (chat("a", response_format={"type": "json_object"}), "response_format"),
+        (chat("a", tools=[{"type": "function"}]), "tools[0].function"),
+        (completion("a", tools=[{"type": "function"}]), "tools"),
+        (chat("a", response_format={"type": "yaml"}), "response_format"),
+        (chat("a", structured_outputs={"regex": "("}), "structured_outputs"),
         (chat("a", stream=True), "stream"),
         (chat("a", logprobs=3), "logprobs"),
         (chat("a", top_logprobs=3), "top_logprobs"),
@@ -207,6 +209,16 @@ def test_an_echo_is_the_prompt_and_the_answer(batch):
     assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
     assert logprobs["text_offset"][0] == 0
     assert "hello" in "".join(logprobs["tokens"])
+
+
+def test_a_call_of_a_tool(answer):
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = answer(chat("a", tools=[tool], tool_choice=tool, seed=3))
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "{}"}
 
 
 def test_what_asks_for_nothing_is_accepted(answer):

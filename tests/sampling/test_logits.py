@@ -159,7 +159,8 @@ def test_a_faulty_row_has_no_logprobs_and_its_neighbours_do():
 
 def masked(params: SamplingParams, output: list[int], *words: tuple[int, ...]) -> list[int]:
     row = np.zeros(8, dtype=np.float32)
-    row_math.mask_tokens(row, params, output, frozenset({0, 1}), words)
+    masked = row_math.masked_token_ids(params, output, frozenset({0, 1}), words)
+    row_math.mask_tokens(row, params, masked)
     return np.flatnonzero(row == -INF).tolist()
 
 
@@ -186,7 +187,7 @@ def test_bias_cannot_undo_a_mask():
     row = np.zeros(8, dtype=np.float32)
     params = SamplingParams(logit_bias={0: 100, 7: -1}, min_tokens=1)
     row_math.add_bias(row, params)
-    row_math.mask_tokens(row, params, [], frozenset({0}), ())
+    row_math.mask_tokens(row, params, row_math.masked_token_ids(params, [], frozenset({0}), ()))
     assert row.tolist() == [-INF, 0, 0, 0, 0, 0, 0, -1]
 
 

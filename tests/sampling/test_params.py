@@ -48,6 +48,7 @@ def test_defaults_are_those_of_vllm():
         "logprobs": None,
         "prompt_logprobs": None,
         "skip_special_tokens": True,
+        "structured_outputs": None,
     }
 
 

@@ -216,7 +216,23 @@ def test_usage_of_a_stream_is_a_chunk_of_its_own_if_asked_for(client):
         ({"extra_body": {"min_p": 2}}, "min_p", "invalid_value"),
         ({"extra_body": {"priority": 0.5}}, "priority", "invalid_value"),
         ({"extra_body": {"cache_salt": 5}}, "cache_salt", "invalid_value"),
-        ({"extra_body": {"guided_json": {}}}, "guided_json", "invalid_value"),
+        ({"extra_body": {"guided_json": []}}, "guided_json", "invalid_value"),
+        ({"extra_body": {"guided_regex": "foo("}}, "guided_regex", "invalid_value"),
+        (
+            {"extra_body": {"guided_whitespace_pattern": " "}},
+            "guided_whitespace_pattern",
+            "invalid_value",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"grammar": "root ::= x"}}},
+            "structured_outputs",
+            "invalid_value",
+        ),
+        (
+            {"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}},
+            "guided_choice",
+            "invalid_value",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, body, param, code):
@@ -230,8 +246,19 @@ def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, body, para
     ("body", "param"),
     [
         ({"extra_body": {"echo": True}}, "echo"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "object", "properties": "x"}},
+                }
+            },
+            "response_format",
+        ),
         ({"max_completion_tokens": -1, "max_tokens": None}, "max_completion_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),

@@ -12,6 +12,8 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
+from octavo.openai.shape import SHAPE_FIELDS
+
 OPERATIONS = [
     ("post", "/v1/completions"),
     ("post", "/v1/chat/completions"),
@@ -105,6 +107,9 @@ def test_whatever_is_documented_is_answered(openapi, path, stream):
         for message in body.get("messages", ()):
             message.update(role="user", content="x")
         body["messages"] = body.get("messages", [])[:1]
+        if body.get("allowed_token_ids") or body.get("bad_words") or body.get("logit_bias"):
+            for name in SHAPE_FIELDS:  # with those, a shape may leave no token at all
+                body.pop(name, None)
         for name in ("stop_token_ids", "allowed_token_ids"):
             if body.get(name):
                 body[name] = [i % 288 for i in body[name]]

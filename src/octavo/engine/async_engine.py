@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm import LLM, Prompt
     from octavo.engine.outputs import Delta
     from octavo.engine.stats import Observer
+    from octavo.grammar.compile import CompiledGrammar
     from octavo.sampling.params import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class AsyncEngine:
     ) -> Stream:
         """Hand over a request; ``arrived`` is when it came. A prompt of text is tokenised here.
 
+        So is the shape of the answer compiled, where it has one.
+
         Of what `LLM.check` would refuse, a prompt that is none is refused at once, and the rest by
         the stream. ``request_id`` is for logs.
         Raises `QueueFullError`, `DrainingError` or `EngineFaultError` if it is not taken.
@@ -113,13 +116,14 @@ class AsyncEngine:
             )
         arrived = perf_counter() if arrived is None else arrived
         text, ids, salt, _ = self.llm._read_prompt(prompt)
+        grammar = self.llm.grammar_for(params)
         stats = RequestStats(request_id or uuid.uuid4().hex, params, len(ids), arrived)
         stats.queued, stats.trace_headers = perf_counter(), trace_headers
         stream = Stream(self, stats, params.n)
         self._open.add(stream)
         self._idle.clear()
         read = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
-        self._commands.put(lambda: self._add(stream, read, priority))
+        self._commands.put(lambda: self._add(stream, read, priority, grammar))
         return stream
 
     def abort(self, stream: Stream) -> None:
@@ -235,11 +239,13 @@ class AsyncEngine:
         )
         self._post(step, list(news.values()))
 
-    def _add(self, stream: Stream, prompt: Prompt, priority: int) -> None:
+    def _add(
+        self, stream: Stream, prompt: Prompt, priority: int, grammar: CompiledGrammar | None
+    ) -> None:
         stats = stream.stats
         try:
             self._check_alive()
-            stream.output = output = self.llm._add(prompt, stats.params, priority)
+            stream.output = output = self.llm._add(prompt, stats.params, priority, grammar=grammar)
         except Exception as error:
             if not isinstance(error, OctavoError):
                 _log.error("a request could not be added", exc_info=error)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.engine.batch import build_batch
+from octavo.engine.masks import Masks
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.scheduler import SampledTokens, Scheduler
 from octavo.engine.timing import StepSeconds
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from octavo.backends.base import Backend
     from octavo.cache.manager import KVCacheManager
     from octavo.engine.batch import LogitRows
+    from octavo.grammar.compile import CompiledGrammar
     from octavo.sampling.params import SamplingParams
     from octavo.sampling.sampler import RowArithmetic
 
@@ -68,6 +70,7 @@ class EngineCore:
         """What each part of the steps has taken so far."""
         self._num_arrivals = 0
         self._draw_rows: dict[Request, SamplingRow] = {}
+        self._masks = Masks()
 
     # -- requests come and go -------------------------------------------------------------------
 
@@ -80,12 +83,15 @@ class EngineCore:
         priority: int = 0,
         cache_salt: str = "",
         bad_words_token_ids: tuple[tuple[int, ...], ...] = (),
+        grammar: CompiledGrammar | None = None,
     ) -> Request:
         """Check a request and let it in; returns its choice 0.
 
+        ``grammar`` is what ``params.structured_outputs`` compiled to for this model.
         Raises `InvalidRequestError`, and nothing has changed, if it cannot be served as asked.
         """
         self.check(prompt_token_ids, params)
+        assert (grammar is None) is (params.shape is None), "who submits it compiles it"
         arrival = self._num_arrivals
         self._num_arrivals += 1
         seed = params.seed if params.seed is not None else derive_seed(self.seed, arrival)
@@ -98,6 +104,7 @@ class EngineCore:
             seed=seed,
             cache_salt=cache_salt,
             bad_words_token_ids=bad_words_token_ids,
+            grammar=grammar,
         )
         self.scheduler.add_request(request)
         return request
@@ -144,7 +151,7 @@ class EngineCore:
     def finish(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
         """End one choice between two steps and take its blocks."""
         self.scheduler.finish(request, reason)
-        self._draw_rows.pop(request, None)
+        self._forget(request)
 
     def abort(self, request_id: str) -> None:
         """End every choice of a request; an unknown or ended one is no error."""
@@ -193,21 +200,27 @@ class EngineCore:
         sampled_tokens = self._sample(logits, rows)
         sampled = perf_counter()
         touched = self.scheduler.update_from_output(output, sampled_tokens)
+        for request in touched:
+            if request.is_finished:
+                self._forget(request)
+        self._masks.start(touched)
         seconds = self.seconds
         seconds.schedule += scheduled - begin
         seconds.build_batch += built - scheduled
         seconds.forward += executed - built
         seconds.sample += sampled - executed
         seconds.update += perf_counter() - sampled
-        for request in touched:
-            if request.is_finished:
-                self._draw_rows.pop(request, None)
         return touched
+
+    def _forget(self, request: Request) -> None:
+        self._draw_rows.pop(request, None)
+        self._masks.drop(request)
 
     def _sample(
         self, logits: NDArray[np.float32], rows: list[LogitRows]
     ) -> dict[Request, SampledTokens]:
         """Score the prompts that ask for it, and draw every token that is due."""
+        self._masks.join()
         results: dict[Request, SampledTokens] = {}
         draws: list[SamplingRow] = []
         owners: list[Request] = []
@@ -218,7 +231,8 @@ class EngineCore:
             if error is not None:
                 results[request] = SampledTokens(error=error, is_tainted=True)
             elif row.sampled is not None:
-                results[request] = SampledTokens()
+                error = self._grammar_fault(request)
+                results[request] = SampledTokens(error=error)
                 for draw in self._draws(request):
                     draws.append(draw)
                     owners.append(request)
@@ -232,12 +246,43 @@ class EngineCore:
             if drawn.errors[i] is not None:
                 result.error = drawn.errors[i]
                 result.is_tainted = not np.isfinite(logits[indices[i]].max())
+            elif request.grammar is not None:
+                self._advance(request, result)
         return results
+
+    def _grammar_fault(self, request: Request) -> str | None:
+        """Give the request's row its grammar's mask; return what makes that impossible."""
+        if request.grammar is None:
+            return None
+        matcher = self._masks.matcher(request)
+        if matcher.error is not None:
+            return matcher.error
+        row = self._draw_row(request)
+        assert matcher.mask is not None, "made when the last token came, or with the grammar"
+        row.mask, row.must_end = matcher.mask, matcher.must_end
+        return None
+
+    def _advance(self, request: Request, result: SampledTokens) -> None:
+        """Take the token that was drawn last into the grammar; note whether it is the last."""
+        matcher = self._masks.matcher(request)
+        if request.params.n > 1 and not request.output_token_ids and not request.choice:
+            matcher = matcher.fork()  # first tokens of several choices: each begins with its own
+        matcher.accept(result.token_ids[-1])
+        result.error = result.error or matcher.error
+        if matcher.is_ended:
+            result.completing.add(len(result.token_ids) - 1)
 
     def _draws(self, request: Request) -> list[SamplingRow]:
         """Return what is drawn from the request's row: all its choices at first, then its own."""
         if request.params.max_tokens == 0:
             return []
+        row = self._draw_row(request)
+        if request.choice or request.output_token_ids:
+            return [row]
+        return [row, *(replace(row, choice=choice) for choice in range(1, request.params.n))]
+
+    def _draw_row(self, request: Request) -> SamplingRow:
+        """Return what the sampler is to know of a choice; made once."""
         row = self._draw_rows.get(request)
         if row is None:
             row = self._draw_rows[request] = SamplingRow(
@@ -249,9 +294,7 @@ class EngineCore:
                 eos_token_ids=self.eos_token_ids,
                 bad_words_token_ids=request.bad_words_token_ids,
             )
-        if request.choice or request.output_token_ids:
-            return [row]
-        return [row, *(replace(row, choice=choice) for choice in range(1, request.params.n))]
+        return row
 
     def _score_prompt(self, logits: NDArray[np.float32], row: LogitRows) -> str | None:
         """Append the logprobs of the prompt tokens scored in this step; return what went wrong."""

@@ -21,11 +21,13 @@ from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.outputs import OutputProcessor, RequestOutput, fault_lines
 from octavo.errors import ConfigError, InvalidRequestError, ThreadError, shown
+from octavo.grammar.compile import GrammarCompiler
 from octavo.model.text.tokenizer import check_utf8
 from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
+    from octavo.grammar.compile import CompiledGrammar
 
 Prompt: TypeAlias = "str | Mapping[str, Any]"
 Message: TypeAlias = "Mapping[str, Any]"
@@ -61,6 +63,7 @@ class LLM:
         """What was chosen automatically, and why, a line each."""
         for warning in engine.resolved.warnings:
             warnings.warn(warning, stacklevel=2)
+        self._grammars = GrammarCompiler(self.tokenizer, self.model.spec.vocab_size)
         self._processor = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_requests = 0
         self._lock = threading.RLock()
@@ -225,6 +228,14 @@ class LLM:
         self._bad_words(sampling_params)
         with _naming(field or own_field):
             self.core.check(ids, sampling_params)
+        self.grammar_for(sampling_params)
+
+    def grammar_for(self, params: SamplingParams) -> CompiledGrammar | None:
+        """Return what the shape of the answer compiles to, None where none is asked for.
+
+        Any thread may call it; what was compiled is kept. Raises `InvalidRequestError`.
+        """
+        return None if params.shape is None else self._grammars.compile(params.shape)
 
     def chat_prompt(
         self,
@@ -265,7 +276,12 @@ class LLM:
     # -- details ----------------------------------------------------------------------------------
 
     def _add(
-        self, prompt: Prompt, params: SamplingParams, priority: int, field: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        field: str | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> RequestOutput:
         self._check_params(params)
         if not isinstance(priority, int) or isinstance(priority, bool):
@@ -283,6 +299,7 @@ class LLM:
                 priority=priority,
                 cache_salt=salt,
                 bad_words_token_ids=bad_words,
+                grammar=grammar or self.grammar_for(params),
             )
         self._num_requests += 1
         return self._processor.add(request, text)

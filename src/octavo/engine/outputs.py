@@ -199,9 +199,10 @@ class OutputProcessor:
         output, params = choice.output, request.params
         text, stop = "", None
         last = request.num_output_tokens - 1
-        # The token that ends an answer is among its ids; in its text only if asked for.
-        hides_last = (
-            request.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output
+        # The token that ends an answer is among its ids; in its text only if asked for, or if it is
+        # the last of what a grammar asks for.
+        hides_last = request.finish_reason is FinishReason.STOP and not (
+            params.include_stop_str_in_output or request.is_complete
         )
         for i in range(len(output.token_ids), last + 1):
             token_id = request.output_token_ids[i]

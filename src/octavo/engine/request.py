@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from octavo.grammar.compile import CompiledGrammar
     from octavo.sampling.logits import TokenLogprobs
     from octavo.sampling.params import SamplingParams
 
@@ -52,6 +53,8 @@ class Request:
         "choice",
         "error",
         "finish_reason",
+        "grammar",
+        "is_complete",
         "num_awaited_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -86,6 +89,7 @@ class Request:
         seed: int = 0,
         cache_salt: str = "",
         bad_words_token_ids: tuple[tuple[int, ...], ...] = (),
+        grammar: CompiledGrammar | None = None,
         block_keys: list[Hashable] | None = None,
     ) -> None:
         self.request_id = request_id
@@ -101,11 +105,15 @@ class Request:
         self.seed = seed
         self.cache_salt = cache_salt
         self.bad_words_token_ids = bad_words_token_ids
+        self.grammar = grammar
+        """What the answer's shape compiled to; its state is not kept here."""
 
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
         """The stop token's id where `stop_token_ids` ended the request."""
+        self.is_complete = False
+        """The answer's grammar ended it, and its last token is part of the text."""
         self.error: str | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
@@ -178,6 +186,7 @@ class Request:
             seed=self.seed,
             cache_salt=self.cache_salt,
             bad_words_token_ids=self.bad_words_token_ids,
+            grammar=self.grammar,
             block_keys=list(self.block_keys),
         )
         child.num_cached_tokens = self.num_cached_tokens

@@ -44,6 +44,8 @@ class SampledTokens:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    completing: set[int] = field(default_factory=set)
+    """Which of the tokens (their places) end their choice's grammar."""
     error: str | None = None
     is_tainted: bool = False
     """With an error: the arithmetic is at fault, so that what was computed must not be shared."""
@@ -146,10 +148,10 @@ class Scheduler:
             if not result.token_ids:
                 self.finish(request, FinishReason.LENGTH)
             drawn = zip(choices, result.token_ids, result.logprobs, strict=False)
-            for choice, token_id, logprobs in drawn:
+            for i, (choice, token_id, logprobs) in enumerate(drawn):
                 choice.output_token_ids.append(token_id)
                 choice.output_logprobs.append(logprobs)
-                self._finish_if_done(choice, token_id)
+                self._finish_if_done(choice, token_id, completes=i in result.completing)
         return touched
 
     # -- the running ------------------------------------------------------------------------------
@@ -286,12 +288,15 @@ class Scheduler:
             return self.max_model_len
         return min(request.num_prompt_tokens + max_tokens, self.max_model_len)
 
-    def _finish_if_done(self, request: Request, token_id: int) -> None:
+    def _finish_if_done(self, request: Request, token_id: int, *, completes: bool) -> None:
         params = request.params
         if token_id in self.eos_token_ids and not params.ignore_eos:
             self.finish(request, FinishReason.STOP)
         elif token_id in (params.stop_token_ids or ()):
             request.stop_reason = token_id
+            self.finish(request, FinishReason.STOP)
+        elif completes:
+            request.is_complete = token_id not in self.eos_token_ids
             self.finish(request, FinishReason.STOP)
         elif request.num_tokens >= self._last_length(request):
             self.finish(request, FinishReason.LENGTH)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from octavo.backends.cpu.backend import CpuBackend, usable_cores
@@ -17,7 +18,9 @@ from octavo.cache.policies import find_policy
 from octavo.engine.core import EngineCore
 from octavo.evaluate.paths import digests, other_paths
 from octavo.evaluate.paths import run as run_path
+from octavo.grammar.compile import GrammarCompiler
 from octavo.sampling.params import SamplingParams
+from octavo.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +43,8 @@ _PREFIX: Final = (
 )
 _MANY, _FEW = 40, 12  # tokens that a short and a long prompt's answer has
 _POOL: Final = 64  # blocks
+_SHAPE: Final = StructuredOutputs(json={"type": "array", "minItems": 1000})
+"""Of some requests, where llguidance is installed; no answer comes to its end."""
 
 Answer = tuple[tuple[int, ...], "tuple[TokenLogprobs | None, ...]"]
 
@@ -81,6 +86,8 @@ class Selftest:
             encode(_PREFIX + text) for text in _TEXTS
         ]
         self._alone: list[Answer] = []
+        self._has_grammars = find_spec("llguidance") is not None
+        self._grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
 
     def checks(self) -> Iterator[Check]:
         """Try every equality that a build of this version promises."""
@@ -195,8 +202,12 @@ class Selftest:
                 seed=i,
                 logprobs=2,
                 ignore_eos=True,
+                structured_outputs=_SHAPE if i % 4 == 2 and self._has_grammars else None,
             )
-            requests.append(core.add_request(str(len(requests)), self._prompts[i], params))
+            grammar = None if params.shape is None else self._grammars.compile(params.shape)
+            requests.append(
+                core.add_request(str(len(requests)), self._prompts[i], params, grammar=grammar)
+            )
         while core.has_requests:
             core.step()
         answers = [(tuple(r.output_token_ids), tuple(r.output_logprobs)) for r in requests]

@@ -39,6 +39,7 @@ class ChunkMaker:
         self.num_tokens = 0
         """Tokens of the pieces so far; not those whose text is held back."""
         self._num_held = [0] * asked.params.n
+        self._readers = [asked.plan.reader() for _ in range(asked.params.n)]
 
     def pieces(self, output: RequestOutput, deltas: Sequence[Delta]) -> list[Piece]:
         """Return the pieces of what just came; a delta that shows nothing has none."""
@@ -46,15 +47,21 @@ class ChunkMaker:
         for delta in deltas:
             self._num_held[delta.index] += len(delta.token_ids)
             begins = not self._has_begun[delta.index]
-            shows = delta.text or delta.finish_reason or delta.logprobs
+            ends = delta.finish_reason is not None
+            message: dict[str, Any] = {}
+            if self._chat:
+                message = self._readers[delta.index].feed(delta.text, is_last=ends)
+            shows = ends or delta.logprobs or (message if self._chat else delta.text)
             if not (begins or shows or (self._asked.return_token_ids and delta.token_ids)):
                 continue
             self._has_begun[delta.index] = True
             self.num_tokens += self._num_held[delta.index]
             self._num_held[delta.index] = 0
-            self._has_ended[delta.index] = delta.finish_reason is not None
-            make = self._chat_piece if self._chat else self._completion_piece
-            piece = make(output, delta, begins)
+            self._has_ended[delta.index] = ends
+            if self._chat:
+                piece = self._chat_piece(delta, message, begins)
+            else:
+                piece = self._completion_piece(output, delta, begins)
             if self._asked.return_token_ids:
                 piece["token_ids"] = delta.token_ids
             pieces.append(piece)
@@ -75,12 +82,11 @@ class ChunkMaker:
             piece["stop_reason"] = delta.stop_reason
         return piece
 
-    def _chat_piece(self, _output: RequestOutput, delta: Delta, begins: bool) -> Piece:
+    def _chat_piece(self, delta: Delta, message: dict[str, Any], begins: bool) -> Piece:
         piece = self._piece(delta)
-        message: dict[str, Any] = {"role": "assistant"} if begins else {}
-        if delta.text or begins:
-            message["content"] = delta.text
-        piece["delta"] = message
+        piece["delta"] = {"role": "assistant", "content": "", **message} if begins else message
+        if delta.finish_reason == "stop" and self._readers[delta.index].has_called:
+            piece["finish_reason"] = "tool_calls"
         num_top = self._asked.params.logprobs
         if delta.logprobs is not None and num_top is not None:
             positions = zip(delta.token_ids, delta.logprobs, strict=True)

@@ -1,8 +1,7 @@
 """From the body of an OpenAI request to prompts and sampling parameters.
 
-OpenAI's fields where the engine has them, vLLM's extras by their own names. A field that would
-change the answer and is not honoured is refused by name; one that would not is accepted. Null
-means the default. Knows no file and no transport.
+OpenAI's fields where the engine has them, vLLM's extras by their own names. Null means the default.
+Knows no file and no transport.
 """
 
 from __future__ import annotations
@@ -14,47 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContextLengthError, InvalidRequestError, UnknownModelError, shown
 from octavo.model.text.tokenizer import check_utf8
+from octavo.openai.chat import PLAIN, AnswerPlan, read_chat
+from octavo.openai.honoured import check_honoured
+from octavo.openai.shape import naming_shape, read_shape, shape_field
 from octavo.sampling.params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.llm import LLM
+    from octavo.sampling.structured import StructuredOutputs
 
-_NEVER: tuple[Any, ...] = ()
-
-# Field to the values under which it asks for nothing.
-_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": _NEVER,
-    "prediction": _NEVER,
-    "reasoning_effort": _NEVER,
-    "verbosity": ("medium",),
-    "web_search_options": _NEVER,
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "structured_outputs": _NEVER,
-    "guided_json": _NEVER,
-    "guided_regex": _NEVER,
-    "guided_choice": _NEVER,
-    "guided_grammar": _NEVER,
-    "chat_template": _NEVER,
-    "documents": ([],),
-    "truncate_prompt_tokens": _NEVER,
-    "logits_processors": ([],),
-    "prompt_embeds": _NEVER,
-    "spaces_between_special_tokens": (True,),
-    "detokenize": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "kv_transfer_params": _NEVER,
-    "vllm_xargs": ({},),
-}
 # Where the two have other forms, or the answer another default.
-_TRANSLATED = {"max_tokens", "logprobs"}
+_TRANSLATED = {"max_tokens", "logprobs", "structured_outputs"}
 _AS_THEY_ARE = {field.name for field in dataclasses.fields(SamplingParams)} - _TRANSLATED
 _DEFAULT_COMPLETION_TOKENS = 16
 _MOST_BYTES_A_TOKEN = 256
@@ -71,6 +40,8 @@ class ParsedBody:
     texts: list[str | None]
     """The prompts' texts, where they were given as text."""
     priority: int = 0
+    plan: AnswerPlan = PLAIN
+    """What an answer to a chat may consist of."""
     stream: bool = False
     include_usage: bool = False
     """A last chunk says what the stream has cost."""
@@ -101,11 +72,7 @@ def parse_body(
     if not isinstance(body, Mapping):
         raise InvalidRequestError("body must be an object", param="body")
     given = {name: value for name, value in body.items() if value is not None}
-    for name, harmless in _NOT_HONOURED.items():
-        if name in given and given[name] not in harmless:
-            raise InvalidRequestError(
-                f"{name}={shown(given[name])} is not supported; leave it out", param=name
-            )
+    check_honoured(given, chat=chat)
     _check_special_tokens(given, chat=chat)
     _check_model(given.get("model"), [*names, *model_names(llm)])
     stream = _streaming(given, may_stream=may_stream)
@@ -117,14 +84,24 @@ def parse_body(
         )
     params = _params(given, chat=chat, seed=seed, echo=echo)
     texts: list[str | None]
+    plan = PLAIN
     if chat:
-        prompts, texts = [_chat_prompt(given, llm)], [None]
+        prompt, plan = _chat_prompt(given, llm)
+        prompts, texts = [prompt], [None]
     else:
         prompts, texts = _completion_prompts(given, llm)
     if "cache_salt" in given:
         prompts = [{**prompt, "cache_salt": given["cache_salt"]} for prompt in prompts]
-    for prompt in prompts:
-        llm.check(prompt, params, field="messages" if chat else "prompt")
+    field = "messages" if chat else "prompt"
+
+    def check(structure: StructuredOutputs) -> None:
+        alone = dataclasses.replace(params, structured_outputs=structure)
+        llm.check(prompts[0], alone, field=field)
+
+    with naming_shape(shape_field(given)), plan.naming_tools(params.shape, check):
+        params = plan.held_to(params, llm.tokenizer)
+        for prompt in prompts:
+            llm.check(prompt, params, field=field)
     priority = given.get("priority", 0)
     if type(priority) is not int:
         raise InvalidRequestError(
@@ -135,6 +112,7 @@ def parse_body(
         params,
         texts,
         priority,
+        plan=plan,
         **stream,
         echo=echo,
         prompt_logprobs=given.get("prompt_logprobs"),
@@ -150,6 +128,7 @@ def _params(
     options = {name: value for name, value in given.items() if name in _AS_THEY_ARE}
     if seed is not None:
         options.setdefault("seed", seed)
+    options["structured_outputs"] = read_shape(given)
     options["max_tokens"] = _max_tokens(given, chat=chat)
     options["logprobs"] = _chat_logprobs(given) if chat else given.get("logprobs")
     params = SamplingParams(**options)
@@ -175,7 +154,7 @@ def read_prompt(body: Mapping[str, Any], llm: LLM, *, names: Sequence[str] = ())
     given = {name: value for name, value in body.items() if value is not None}
     _check_model(given.get("model"), [*names, *model_names(llm)])
     if "messages" in given:
-        ids: list[int] = _chat_prompt(given, llm)["prompt_token_ids"]
+        ids: list[int] = _chat_prompt(given, llm)[0]["prompt_token_ids"]
         return ids
     text = given.get("prompt")
     if not isinstance(text, str):
@@ -294,17 +273,17 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
     return count
 
 
-def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> dict[str, Any]:
-    """Render the messages by the model's chat template."""
+def _chat_prompt(given: Mapping[str, Any], llm: LLM) -> tuple[dict[str, Any], AnswerPlan]:
+    """Render the messages by the model's chat template; return what an answer may be too."""
     if "messages" not in given:
         raise InvalidRequestError("messages is missing", param="messages")
     _check_size(_texts(given["messages"]), llm, param="messages")
     continues = _bool(given, "continue_final_message", False)
-    return llm.chat_prompt(
-        given["messages"],
+    return read_chat(
+        given,
+        llm,
         add_generation_prompt=_bool(given, "add_generation_prompt", not continues),
-        continue_final_message=continues,
-        chat_template_kwargs=given.get("chat_template_kwargs"),
+        continues=continues,
     )
 
 

@@ -34,7 +34,7 @@ class Fold:
         for piece in pieces:
             choice = self.choices[piece["index"]]
             if self._chat:
-                choice["message"]["content"] += piece["delta"].get("content", "")
+                _add_to_message(choice["message"], piece["delta"])
             else:
                 choice["text"] += piece["text"]
             if piece["logprobs"] is not None:
@@ -54,6 +54,24 @@ class Fold:
         else:
             choice["text"] = ""
         return {**choice, "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def _add_to_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Add a chunk's delta. An answer that is nothing but calls has null for its content."""
+    message["content"] = (message["content"] or "") + delta.get("content", "")
+    if "reasoning_content" in delta:
+        before = message.get("reasoning_content", "")
+        message["reasoning_content"] = before + delta["reasoning_content"]
+    for call in delta.get("tool_calls", ()):
+        calls = message.setdefault("tool_calls", [])
+        if "id" in call:
+            whole = {name: value for name, value in call.items() if name != "index"}
+            calls.append({**whole, "function": dict(call["function"])})
+        else:
+            function = calls[call["index"]]["function"]
+            function["arguments"] += call["function"]["arguments"]
+    if "tool_calls" in message:
+        message["content"] = message["content"] or None
 
 
 def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,10 @@ _LOG2_E = 1.4426950408889634
 _TWICE_EXP_TAYLOR = [2.0 / math.factorial(k) for k in range(7, -1, -1)]
 _EXP_FLOOR = -87.5  # from about -87 on exp is 0, with no denormals on the way
 _LOG_TERMS = 12
-NOTHING_LEFT = "no token is left: bias, masks and penalties exclude the whole vocabulary"
+NOTHING_LEFT = (
+    "no token is left: the grammar, allowed tokens, bad words, bias and penalties exclude the "
+    "whole vocabulary together"
+)
 LANES, CHUNK = 16, 256
 """How sums are divided: see `running_sums`."""
 
@@ -236,22 +239,24 @@ def add_bias(row: NDArray[np.float32], params: SamplingParams) -> None:
 
 
 def mask_tokens(
-    row: NDArray[np.float32],
-    params: SamplingParams,
-    output_token_ids: Sequence[int],
-    eos_token_ids: Iterable[int],
-    bad_words_token_ids: Iterable[Sequence[int]],
+    row: NDArray[np.float32], params: SamplingParams, masked_token_ids: list[int]
 ) -> None:
     """Set to -inf, in place, what must not be chosen: no later step brings a token back.
 
-    That is: all but the allowed tokens, and `masked_token_ids`.
+    That is: all but the allowed tokens, and those that are named.
     """
     if params.allowed_token_ids is not None:
         allowed = np.array(params.allowed_token_ids)
         kept = row[allowed]
         row.fill(-np.inf)
         row[allowed] = kept
-    row[masked_token_ids(params, output_token_ids, eos_token_ids, bad_words_token_ids)] = -np.inf
+    row[masked_token_ids] = -np.inf
+
+
+def mask_others(row: NDArray[np.float32], mask: NDArray[np.int32]) -> None:
+    """Set to -inf, in place, the tokens whose bit is 0: bit i % 32 of word i // 32 is token i."""
+    bits = np.unpackbits(mask.view(np.uint8), count=len(row), bitorder="little")
+    row[bits == 0] = -np.inf
 
 
 def masked_token_ids(

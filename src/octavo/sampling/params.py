@@ -1,7 +1,7 @@
 """What a user may ask of the choice of tokens: vLLM's names, meanings and defaults, checked here.
 
-Must not know of models, tokenizers or arrays: it imports nothing but the exceptions. What depends
-on the vocabulary is checked by `SamplingParams.validate_for`, once a model is known.
+Must not know of models, tokenizers or arrays. What depends on the vocabulary is checked by
+`SamplingParams.validate_for`, once a model is known.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from octavo.errors import InvalidRequestError, shown
+from octavo.sampling.structured import StructuredOutputs, read_structured_outputs
 
 GREEDY_BELOW = 1e-5  # temperatures under this one mean greedy, as in vLLM
 MAX_CHOICES = 128
@@ -58,6 +59,8 @@ class SamplingParams:
         logprobs: return the chosen token's logprob and this many of the likeliest; 0 to 20.
         prompt_logprobs: the same for the tokens of the prompt.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the shape of the answer, as `StructuredOutputs` or a mapping of its
+            fields. Read it by `shape`.
     """
 
     n: int = 1
@@ -82,6 +85,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
 
     # Type checkers read the generated __init__ and so know every name; this one only turns an
     # unknown name into our error before __init__ makes a TypeError of it. (`super()` would not do:
@@ -113,6 +117,7 @@ class SamplingParams:
                 self._set(name, _int(name, getattr(self, name), 0, MAX_LOGPROBS))
         if self.seed is not None:
             self._set("seed", _int("seed", self.seed, -(2**63), 2**64 - 1) % 2**64)
+        self._set("structured_outputs", read_structured_outputs(self.structured_outputs))
         self._normalise_lengths()
         self._normalise_lists()
 
@@ -154,6 +159,11 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple, whichever way they were given."""
         return cast("tuple[str, ...]", self.stop)
+
+    @property
+    def shape(self) -> StructuredOutputs | None:
+        """The shape of the answer, whichever way it was given."""
+        return cast("StructuredOutputs | None", self.structured_outputs)
 
     def validate_for(self, vocab_size: int) -> None:
         """Check all token ids against a vocabulary of ``vocab_size`` tokens.

@@ -56,6 +56,11 @@ class SamplingRow:
     output_token_ids: Sequence[int]
     eos_token_ids: frozenset[int]  # the model's own
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # params.bad_words, each tokenised
+    mask: NDArray[np.int32] | None = None
+    """What a grammar allows, a bit a token: bit i % 32 of word i // 32 is token i. None: all."""
+    must_end: bool = False
+    """A grammar leaves nothing but an end token: then neither min_tokens nor ignore_eos forbids it.
+    """
     _prompt_ids: NDArray[np.int32] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -92,10 +97,16 @@ class SamplingRow:
 
     @property
     def masked_token_ids(self) -> list[int]:
-        """See `logits.masked_token_ids`."""
-        return row_math.masked_token_ids(
-            self.params, self.output_token_ids, self.eos_token_ids, self.bad_words_token_ids
+        """See `logits.masked_token_ids`; and, under a grammar, the end tokens that do not end."""
+        masked = row_math.masked_token_ids(
+            self.params,
+            self.output_token_ids,
+            () if self.must_end else self.eos_token_ids,
+            self.bad_words_token_ids,
         )
+        if self.mask is not None and self.params.ignore_eos and not self.must_end:
+            masked += self.eos_token_ids
+        return masked
 
     @property
     def is_plain(self) -> bool:
@@ -104,6 +115,7 @@ class SamplingRow:
         return not (
             params.logit_bias
             or params.allowed_token_ids is not None
+            or self.mask is not None
             or self.bad_words_token_ids
             or len(self.output_token_ids) < params.min_tokens
             or self.has_penalties
@@ -232,13 +244,9 @@ def _choose(raw: NDArray[np.float32], row: SamplingRow, number: float) -> tuple[
 def _process(values: NDArray[np.float32], row: SamplingRow) -> None:
     """Apply what can change the likeliest token, in place."""
     row_math.add_bias(values, row.params)
-    row_math.mask_tokens(
-        values,
-        row.params,
-        row.output_token_ids,
-        row.eos_token_ids,
-        row.bad_words_token_ids,
-    )
+    row_math.mask_tokens(values, row.params, row.masked_token_ids)
+    if row.mask is not None:
+        row_math.mask_others(values, row.mask)
     if row.has_penalties:
         row_math.penalise(values, row.params, row.prompt_ids, row.output_ids)
 

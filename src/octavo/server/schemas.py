@@ -34,6 +34,37 @@ _IDS: Final = _nullable(type="array", items={"type": "integer", "minimum": 0})
 _TEXTS: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STRING_LENGTH}
 _STRINGS: Final = _nullable(type="array", maxItems=MAX_STRINGS, items=_TEXTS)
 
+_SHAPE: Final[dict[str, Schema]] = {
+    "response_format": _nullable(
+        type="object",
+        required=["type"],
+        properties={
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": _nullable(
+                type="object",
+                required=["schema"],
+                properties={"schema": {"type": "object"}, "strict": _BOOL, "name": _STRING},
+            ),
+        },
+    ),
+    "structured_outputs": _nullable(
+        type="object",
+        properties={
+            "json": {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]},
+            "regex": _STRING,
+            "choice": _STRINGS,
+            "grammar": _STRING,
+            "json_object": _BOOL,
+            "whitespace": _integer(0, 1000),
+        },
+        additionalProperties=False,
+    ),
+    "guided_json": {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]},
+    "guided_regex": _STRING,
+    "guided_choice": _STRINGS,
+    "guided_grammar": _STRING,
+}
+
 _SAMPLING: Final[dict[str, Schema]] = {
     "model": _STRING,
     "n": _integer(1, 128),
@@ -66,6 +97,7 @@ _SAMPLING: Final[dict[str, Schema]] = {
     "return_token_ids": _BOOL,
     "timings": _BOOL,
     "user": _STRING,
+    **_SHAPE,
 }
 
 COMPLETION: Final[Schema] = {
@@ -100,14 +132,87 @@ _CONTENT: Final[Schema] = {
         {"type": "null"},
     ]
 }
+_CALL: Final[Schema] = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": "string", "contentMediaType": "application/json"},
+            },
+        },
+    },
+}
 _MESSAGES: Final[Schema] = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
         "required": ["role", "content"],
-        "properties": {"role": {"type": "string"}, "content": _CONTENT},
+        "properties": {
+            "role": {"type": "string"},
+            "content": _CONTENT,
+            "tool_calls": _nullable(type="array", items=_CALL),
+            "tool_call_id": _STRING,
+        },
     },
+}
+_FUNCTION_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"}
+_NAMED_FUNCTION: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _FUNCTION_NAME},
+        },
+    },
+}
+_TOOL: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": _FUNCTION_NAME,
+                "description": _STRING,
+                "strict": _BOOL,
+                "parameters": _nullable(type="object", properties={"type": {"const": "object"}}),
+            },
+        },
+    },
+}
+_ALLOWED_TOOLS: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1, "items": _NAMED_FUNCTION},
+            },
+        },
+    },
+}
+_TOOL_CHOICE: Final[Schema] = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        _NAMED_FUNCTION,
+        _ALLOWED_TOOLS,
+    ]
 }
 _TEMPLATE: Final[dict[str, Schema]] = {
     "add_generation_prompt": _BOOL,
@@ -120,6 +225,9 @@ CHAT: Final[Schema] = {
     "required": ["messages"],
     "properties": {
         "messages": _MESSAGES,
+        "tools": _nullable(type="array", items=_TOOL),
+        "tool_choice": _TOOL_CHOICE,
+        "parallel_tool_calls": _BOOL,
         "logprobs": _BOOL,
         "top_logprobs": _integer(0, 20),
         **_TEMPLATE,
@@ -133,6 +241,8 @@ TOKENIZE: Final[Schema] = {
         "model": _STRING,
         "prompt": {"type": "string"},
         "messages": _MESSAGES,
+        "tools": _nullable(type="array", items=_TOOL),
+        "tool_choice": _TOOL_CHOICE,
         "add_special_tokens": _BOOL,
         "return_token_strs": _BOOL,
         **_TEMPLATE,

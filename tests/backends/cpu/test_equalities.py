@@ -16,12 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends.cpu.models import batch, spec, tensor, weights
+from byte_tokenizer import ByteTokenizer
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.cpu.rows import CpuRows
 from octavo.cache.manager import KVCacheManager
 from octavo.cache.policies import find_policy
 from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError
+from octavo.grammar.compile import GrammarCompiler
 from octavo.model.spec import RopeSpec
 from octavo.sampling.params import SamplingParams
 
@@ -78,6 +80,15 @@ def backend(model: str, num_threads: int, num_blocks: int) -> CpuBackend:
     )
 
 
+COMPILER = GrammarCompiler(ByteTokenizer(), 288)
+SHAPES = (
+    {"json_object": True},
+    {"json": {"type": "array", "items": {"enum": [True, "yes", 12]}}},
+    {"regex": "(ab|yes|[0-9]+ )+"},
+    {"choice": ["yes, ab", "no", "12  34"]},
+)
+
+
 @dataclass(frozen=True)
 class Job:
     prompt: tuple[int, ...]
@@ -97,6 +108,7 @@ def run(model, jobs, *, threads=1, blocks=160, budget=512, seqs=16, prefix=True)
         max_num_seqs=seqs,
         max_num_batched_tokens=max(budget, seqs),
         max_model_len=min(blocks * 16, 400),
+        eos_token_ids=frozenset({0}),
         arithmetic=CpuRows(compute),
     )
     waiting = sorted(enumerate(jobs), key=lambda pair: pair[1].arrival)
@@ -105,7 +117,9 @@ def run(model, jobs, *, threads=1, blocks=160, budget=512, seqs=16, prefix=True)
     while waiting or core.has_requests:
         while waiting and (waiting[0][1].arrival <= step or not core.has_requests):
             i, job = waiting.pop(0)
-            core.add_request(str(i), list(job.prompt), job.params)
+            shape = job.params.shape
+            grammar = None if shape is None else COMPILER.compile(shape)
+            core.add_request(str(i), list(job.prompt), job.params, grammar=grammar)
         for request in core.step():
             if request.is_finished:
                 done.setdefault(request.request_id, {})[request.choice] = fingerprint(request)
@@ -162,7 +176,8 @@ def jobs(draw):
         n=draw(st.sampled_from([1, 1, 1, 3])) if sampled else 1,
         logprobs=draw(st.sampled_from([None, 0, 3])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
-        ignore_eos=True,
+        ignore_eos=draw(st.sampled_from([True, True, False])),
+        structured_outputs=draw(st.sampled_from([None, None, *SHAPES])),
     )
     return Job(prefix + tuple(own), params, draw(st.integers(0, 4)))
 
@@ -188,6 +203,26 @@ def test_equalities(model):
         core.cache.check_invariants([])
 
     check()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_crowd_with_grammars_that_preempts(threads):
+    """Row 51's kind: a grammar's state outlives preemption, recomputing and forks, to the bit."""
+    crowd = [
+        Job(
+            PREFIXES[0][:40] + tuple(range(10 + i, 20 + i)),
+            SamplingParams(
+                max_tokens=40, temperature=1, seed=i, logprobs=2, n=1 + i % 2, ignore_eos=i % 3 > 0,
+                structured_outputs=SHAPES[i % 3] if i % 4 else None,
+            ),
+            arrival=i // 2,
+        )
+        for i in range(10)
+    ]  # fmt: skip
+    results, core = run("plain", crowd, threads=threads, blocks=12, budget=32, seqs=8)
+    assert core.scheduler.num_preemptions > 0
+    for job, result in zip(crowd, results, strict=True):
+        assert result == alone("plain", job)
 
 
 @pytest.mark.parametrize("model", list(MODELS))

@@ -90,10 +90,16 @@ def requests(draw: st.DrawFn, size: int) -> SamplingRow:
         logit_bias=dict.fromkeys(draw(ids), draw(st.sampled_from([5.0, -100.0, 0.1]))) or None,
         allowed_token_ids=draw(st.sampled_from([None, None, None, draw(ids) or None])),
         min_tokens=draw(st.sampled_from([0, 0, 3])),
+        ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(ids),
         logprobs=draw(st.sampled_from([None, 0, 1, 5, 20])),
     )
     words = tuple(tuple(word) for word in draw(st.lists(ids, max_size=2)) if word)
+    mask = draw(st.sampled_from([None, None, "all", "few", "most"]))
+    if mask is not None:
+        bits = np.full(-(-size // 32) * 32, mask != "few")
+        bits[draw(ids)] = mask == "few"
+        mask = np.packbits(bits if mask != "all" else bits | True, bitorder="little").view(np.int32)
     return SamplingRow(
         params,
         draw(st.integers(0, 2**64 - 1)),
@@ -102,6 +108,8 @@ def requests(draw: st.DrawFn, size: int) -> SamplingRow:
         draw(st.lists(st.integers(0, size - 1), max_size=40)),
         frozenset(draw(ids)[:2]),
         words,
+        mask,
+        draw(st.booleans()),
     )
 
 

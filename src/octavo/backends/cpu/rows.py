@@ -215,6 +215,9 @@ def _lay_out(
     if row.is_plain:
         return
     integers[s.IS_PLAIN] = 0
+    if row.mask is not None:
+        assert row.mask.dtype == np.int32
+        integers[s.MASK] = row.mask.ctypes.data  # the row keeps it
     if params.allowed_token_ids is not None:
         integers[s.ALLOWED : s.NUM_ALLOWED + 1] = lists.add(params.allowed_token_ids)
     bias, masked = params.logit_bias or {}, row.masked_token_ids

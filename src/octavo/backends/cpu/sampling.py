@@ -28,9 +28,18 @@ from octavo.backends.cpu.logits import (
     vector,
     weigh,
 )
-from octavo.backends.cpu.simd import INT_ZERO, Floats, Ints, inlined, kernel, splat, store_f32
+from octavo.backends.cpu.simd import (
+    INT_ZERO,
+    Floats,
+    Ints,
+    inlined,
+    kernel,
+    load_f32,
+    splat,
+    store_f32,
+)
 from octavo.backends.cpu.team import barrier, claim
-from octavo.backends.cpu.words import doubles_at, floats_at, ints_at, longs_at
+from octavo.backends.cpu.words import doubles_at, floats_at, ints_at, longs_at, only_lanes
 
 
 @kernel
@@ -45,6 +54,8 @@ def _edit(
         store_f32(values, i, v if are_all_allowed else splat(MINUS_INFINITY))
     for j in range(row[s.ALLOWED], row[s.ALLOWED] + row[s.NUM_ALLOWED]):
         values[lists[j]] = x[at + lists[j]]
+    if row[s.MASK] != 0:
+        _mask_others(values, n, row[s.MASK])
     for j in range(row[s.EDITS], row[s.EDITS] + row[s.NUM_EDITS]):
         values[lists[j]] += amounts[j]
     repetition = np.float32(real[s.REPETITION])
@@ -62,6 +73,17 @@ def _edit(
             value = value - frequency * np.float32(counts[token])
             values[token] = value - presence
             counts[token] = 0
+
+
+@kernel
+def _mask_others(values: Floats, n: int, address: int) -> None:
+    """-inf for what a grammar does not allow: `logits.mask_others`."""
+    words = ints_at(address, (n + 31) // 32)
+    for i in range(0, n, 16):
+        word = words[i // 32]
+        if word != -1:
+            v = only_lanes(load_f32(values, i), np.int32(word >> (i % 32)))
+            store_f32(values, i, v)
 
 
 @inlined

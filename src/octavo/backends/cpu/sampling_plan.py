@@ -42,8 +42,9 @@ TASK_SIZE = 16
     NUM_OUTPUT,
     TOKEN,  # the choice, -1 if there is none; given where the row is only SCORED
     RANK,
-) = range(14)
-ROW_SIZE = 14
+    MASK,  # address of int32: a bit a token, 0 for what must not be chosen; 0: there is none
+) = range(15)
+ROW_SIZE = 15
 GREEDY, DRAWN, SCORED = range(3)
 
 (

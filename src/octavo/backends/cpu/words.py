@@ -98,6 +98,13 @@ def keep_at_least(builder, x, y, bound):
     return builder.select(kept, x, constant(f32x16.ir, 0.0))
 
 
+@emit(f32x16, f32x16, types.int32)
+def only_lanes(builder, x, mask):
+    """``x`` in the lanes of a mask, whose upper 16 bits do not matter, and -inf in the rest."""
+    kept = builder.bitcast(builder.trunc(mask, _I16), ir.VectorType(ir.IntType(1), 16))
+    return builder.select(kept, x, constant(f32x16.ir, float("-inf")))
+
+
 # -- order keys -----------------------------------------------------------------------------------
 
 

@@ -76,6 +76,7 @@ class ChatTemplate:
         Raises ModelFileError where it is not a Jinja template: the model's file is at fault, and
         no request could do better.
         """
+        self.source = source
         self._tokenizer = tokenizer
         literals = tokenizer.control_literals
         try:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from octavo.openai.request import ParsedBody, parse_body
 from octavo.openai.response import new_id
+from octavo.openai.shape import SHAPE_FIELDS
 from octavo.server.answers import Answer, AnswerResponse
 from octavo.server.bodies import read_object
 from octavo.server.schemas import CHAT, COMPLETION, documented
@@ -41,7 +42,9 @@ async def _generate(request: Request, *, chat: bool) -> Response:
     state = state_of(request)
     state.check_key(request)
     body = await read_object(request)
-    if request.state.num_body_bytes > _LONG_BODY:
+    # A shape or tools that are not known yet are compiled, which may take as long.
+    compiles = any(body.get(field) for field in (*SHAPE_FIELDS, "tools"))
+    if compiles or request.state.num_body_bytes > _LONG_BODY:
         asked = await asyncio.to_thread(_parse, body, state, chat=chat)
     else:
         asked = _parse(body, state, chat=chat)

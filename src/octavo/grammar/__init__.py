@@ -1,0 +1,1 @@
+"""Answers in a shape: which tokens a grammar allows next, by llguidance (the extra grammar)."""
