@@ -65,7 +65,9 @@ def _project(
     codes: Codes, num_rows: int, first: int, count: int, panel: Floats, after: int,
 ) -> None:  # fmt: skip
     """Multiply ``num_rows`` rows of ``y`` with some matrices; ``after`` lies the next product's."""
-    matmul(me.sync, out, stride, y, y_stride, codes, num_rows, w, first, count, panel)
+    matmul(
+        me.sync, me.num_threads, out, stride, y, y_stride, codes, num_rows, w, first, count, panel
+    )
     end_phase(me, phase, w.arena, after)
 
 
@@ -112,7 +114,7 @@ def _feed_forward_block(
     following = model[p.HEAD] if is_last else plan.layers[at + 1, p.QKV]
     norm_for_feed(me.sync, plan, layer, w, num_tokens, rows, codes)
     end_phase(me, p.NORM_PHASE, w.arena, w.matrices[layer[p.FEED], p.PLACE])
-    feed(me.sync, plan, layer, w, num_tokens, rows, codes, inner, room)
+    feed(me, plan, layer, w, num_tokens, rows, codes, inner, room)
     end_phase(me, p.FEED_PHASE, w.arena, w.matrices[layer[p.DOWN], p.PLACE])
     _project(
         me, p.DOWN_PHASE, rows.h, model[p.X_STRIDE], w, rows.wide, model[p.WIDE_STRIDE], inner,

@@ -44,6 +44,7 @@ from octavo.backends.cpu.simd.arithmetic import (
 from octavo.backends.cpu.simd.functions import exp, gelu_tanh, silu
 from octavo.backends.cpu.simd.memory import (
     fetch,
+    fetch_near,
     largest_across,
     load_bf16,
     load_codes,
@@ -80,6 +81,7 @@ __all__ = [
     "even_lanes",
     "exp",
     "fetch",
+    "fetch_near",
     "first_sums",
     "floats_of_bits",
     "fma",

@@ -118,17 +118,26 @@ def store_codes(typingctx, array, index, x, y):  # noqa: ARG001
     return types.void(array, types.intp, i32x16, i32x16), code
 
 
-@intrinsic
-def fetch(typingctx, array, index):  # noqa: ARG001
-    """Ask for the cache line of ``array[index]``, which may lie anywhere; nothing is read."""
+def _fetcher(nearness: int) -> Any:
+    """Return an intrinsic ``(array, index)`` that asks for a cache line, which may lie anywhere."""
 
-    def code(context, builder, signature, values):
-        pointer = _pointer(context, builder, signature.args[0], values[0], values[1], I8)
-        hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # read, as near as can be, data
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
-        return context.get_dummy_value()
+    @intrinsic
+    def fetch(typingctx, array, index):  # noqa: ARG001
+        def code(context, builder, signature, values):
+            pointer = _pointer(context, builder, signature.args[0], values[0], values[1], I8)
+            hints = [ir.Constant(I32, hint) for hint in (0, nearness, 1)]  # to be read; data
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
+            return context.get_dummy_value()
 
-    return types.void(array, types.intp), code
+        return types.void(array, types.intp), code
+
+    return fetch
+
+
+fetch = _fetcher(3)
+"""Ask for the cache line of an element, for the first-level cache; nothing is read."""
+fetch_near = _fetcher(2)
+"""The same for the second-level cache: what is needed soon, but is too much for the first."""
 
 
 @intrinsic
