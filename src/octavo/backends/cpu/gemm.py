@@ -15,6 +15,7 @@ from octavo.backends.cpu.simd import (
     Floats,
     Ints,
     fetch_near,
+    fetch_to_write,
     kernel,
     load_bf16,
     load_f16,
@@ -60,6 +61,9 @@ def make_chunk(single: Any, big: Any, small: Any) -> Any:
                 for line in range(ahead, ahead + share, 64):
                     fetch_near(arena, line)
                 ahead += share
+                for r in range(min(stop - m, BIG_ROWS)):
+                    for v in range(t.BIG_VECTORS):
+                        fetch_to_write(out, (m + r) * stride + at + v * LANES)
                 if stop - m > t.SMALL_ROWS:
                     big(out, m * stride + at, stride, x, m, arena, d, block + b)
                 else:
@@ -155,8 +159,8 @@ def multiply_chunk(
     """Multiply rows ``row`` to ``stop`` - 1 with 64 outputs of matrix ``index``.
 
     Row m's go to ``out`` from m * ``stride`` + ``out_at`` on. ``y`` [., y_stride] are the rows in
-    float32, ``x`` the same rows quantised. ``ahead`` lies what this thread will read next, as far as
-    one can know: a place in the arena.
+    float32, ``x`` the same rows quantised. ``ahead`` in the arena lies what
+    this thread will read next, as far as one can know.
     """
     d = w.matrices[index]
     block = chunk * (CHUNK // LANES)

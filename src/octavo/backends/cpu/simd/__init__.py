@@ -45,6 +45,7 @@ from octavo.backends.cpu.simd.functions import exp, gelu_tanh, silu
 from octavo.backends.cpu.simd.memory import (
     fetch,
     fetch_near,
+    fetch_to_write,
     largest_across,
     load_bf16,
     load_codes,
@@ -82,6 +83,7 @@ __all__ = [
     "exp",
     "fetch",
     "fetch_near",
+    "fetch_to_write",
     "first_sums",
     "floats_of_bits",
     "fma",

@@ -118,14 +118,14 @@ def store_codes(typingctx, array, index, x, y):  # noqa: ARG001
     return types.void(array, types.intp, i32x16, i32x16), code
 
 
-def _fetcher(nearness: int) -> Any:
+def _fetcher(nearness: int, *, to_write: bool = False) -> Any:
     """Return an intrinsic ``(array, index)`` that asks for a cache line, which may lie anywhere."""
 
     @intrinsic
     def fetch(typingctx, array, index):  # noqa: ARG001
         def code(context, builder, signature, values):
             pointer = _pointer(context, builder, signature.args[0], values[0], values[1], I8)
-            hints = [ir.Constant(I32, hint) for hint in (0, nearness, 1)]  # to be read; data
+            hints = [ir.Constant(I32, hint) for hint in (int(to_write), nearness, 1)]  # 1: data
             call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
             return context.get_dummy_value()
 
@@ -138,6 +138,8 @@ fetch = _fetcher(3)
 """Ask for the cache line of an element, for the first-level cache; nothing is read."""
 fetch_near = _fetcher(2)
 """The same for the second-level cache: what is needed soon, but is too much for the first."""
+fetch_to_write = _fetcher(3, to_write=True)
+"""As `fetch`, taking the line away from the other cores."""
 
 
 @intrinsic
