@@ -151,9 +151,9 @@ def enter(
     arena: Ints, floats: Floats, reals: Floats, keys: Ints, values: Ints, job: Ints, ids: Ints,
     positions: Ints, slots: Ints, starts: Ints, lens: Ints, tables: Ints, wanted: Ints, x: Floats,
     h: Floats, wide: Floats, y: Floats, codes: Ints, scales: Floats, sums: Floats,
-    half_sums: Floats, inner_codes: Ints, inner_scales: Floats, inner_sums: Floats,
-    inner_half_sums: Floats, logits: Floats, items: Ints, parts: Floats, scratches: Floats,
-    panels: Floats, seens: Ints, spares: Ints,
+    half_sums: Floats, row_starts: Floats, inner_codes: Ints, inner_scales: Floats,
+    inner_sums: Floats, inner_half_sums: Floats, inner_row_starts: Floats, logits: Floats,
+    items: Ints, parts: Floats, scratches: Floats, panels: Floats, seens: Ints, spares: Ints,
 ) -> None:  # fmt: skip
     """Take part in a team: thread 0 does one job, the others all jobs until they are sent home.
 
@@ -181,8 +181,8 @@ def enter(
                 Weights(matrices, arena, floats),
                 Batch(job, ids, positions, slots, starts, lens, tables, wanted),
                 Cache(keys, values),
-                Rows(x, h, wide, y), Codes(codes, scales, sums, half_sums),
-                Codes(inner_codes, inner_scales, inner_sums, inner_half_sums),
+                Rows(x, h, wide, y), Codes(codes, scales, sums, half_sums, row_starts),
+                Codes(inner_codes, inner_scales, inner_sums, inner_half_sums, inner_row_starts),
                 Room(
                     items, parts, scratches[thread], panels[thread], seens[thread], spares[thread]
                 ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo.backends.cpu import plan as p
+from octavo.backends.cpu.arrays import Codes
 from octavo.backends.cpu.elementwise import gate_row, quantise_row
 from octavo.backends.cpu.gemm import chunk_place, multiply_chunk
 from octavo.backends.cpu.layout import (
@@ -25,7 +26,7 @@ from octavo.backends.cpu.team import claim
 from octavo.backends.cpu.tiles import codes_stride
 
 if TYPE_CHECKING:
-    from octavo.backends.cpu.arrays import Codes, Member, Plan, Room, Rows, Weights
+    from octavo.backends.cpu.arrays import Member, Plan, Room, Rows, Weights
     from octavo.backends.cpu.simd import Floats, Ints
 
 
@@ -100,14 +101,16 @@ def _quantise_columns(
     inner: Codes,
 ) -> None:  # fmt: skip
     """Quantise columns ``first`` to ``first + size`` - 1 of all rows at once."""
-    scales = scratch[FEED_NUMBERS_AT:]
-    sums, half_sums = scales[FEED_NUMBERS:], scales[2 * FEED_NUMBERS :]
-    quantise_row(
-        scratch, INT_ZERO, (stop - row) * CHUNK, spare, INT_ZERO, scales, sums, half_sums, INT_ZERO
-    )
+    numbers = scratch[FEED_NUMBERS_AT:]
+    here = Codes(
+        spare, numbers, numbers[FEED_NUMBERS:], numbers[2 * FEED_NUMBERS :],
+        numbers[4 * FEED_NUMBERS :],
+    )  # fmt: skip
+    quantise_row(scratch, INT_ZERO, (stop - row) * CHUNK, here, INT_ZERO, INT_ZERO)
+    groups, groups_here = columns // GROUP_SIZE, (stop - row) * FEED_GROUPS
     for m in range(row, stop):
         source = (m - row) * FEED_GROUPS
-        target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE
+        target = m * groups + first // GROUP_SIZE
         place = m * codes_stride(columns) + first
         if size == CHUNK:
             # 64 bytes at once; what they mean is all the same to a load and a store.
@@ -117,6 +120,15 @@ def _quantise_columns(
             for i in range(size):
                 inner.codes[place + i] = spare[source * GROUP_SIZE + i]
         for g in range(size // GROUP_SIZE):
-            inner.scales[target + g], inner.sums[target + g] = scales[source + g], sums[source + g]
+            inner.scales[target + g] = here.scales[source + g]
+            inner.sums[target + g] = here.sums[source + g]
         for h in range(size // GROUP_SIZE * 2):
-            inner.half_sums[2 * target + h] = half_sums[2 * source + h]
+            inner.half_sums[2 * target + h] = here.half_sums[2 * source + h]
+        start, place = source, 4 * m * groups + first // GROUP_SIZE
+        for _ in range(2):
+            for g in range(size // GROUP_SIZE):
+                inner.starts[place + g] = here.starts[start + g]
+            start, place = start + groups_here, place + groups
+        start, place = start + source, place + first // GROUP_SIZE
+        for h in range(size // GROUP_SIZE * 2):
+            inner.starts[place + h] = here.starts[start + h]

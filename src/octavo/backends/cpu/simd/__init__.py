@@ -28,6 +28,8 @@ from octavo.backends.cpu.simd.arithmetic import (
     magnitude_bits,
     max_lanes,
     max_lanes_i32,
+    minus_8_times,
+    minus_128_times,
     nearest,
     odd_lanes,
     paired,
@@ -40,6 +42,7 @@ from octavo.backends.cpu.simd.arithmetic import (
     to_f32,
     where_less,
     zero_f32,
+    zero_i32,
 )
 from octavo.backends.cpu.simd.functions import exp, gelu_tanh, silu
 from octavo.backends.cpu.simd.memory import (
@@ -102,6 +105,8 @@ __all__ = [
     "magnitude_bits",
     "max_lanes",
     "max_lanes_i32",
+    "minus_8_times",
+    "minus_128_times",
     "nearest",
     "odd_lanes",
     "paired",
@@ -130,4 +135,5 @@ __all__ = [
     "to_f32",
     "where_less",
     "zero_f32",
+    "zero_i32",
 ]

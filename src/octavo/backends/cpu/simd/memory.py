@@ -87,7 +87,7 @@ load_bf16 = _loader(
 splat_f32 = _loader(f32x16, ir.FloatType(), 4, lambda b, v: splat_ir(b, v, f32x16.ir))
 """One float of an array, in every lane."""
 splat_bytes = _loader(i32x16, I32, 4, lambda b, v: splat_ir(b, v, i32x16.ir))
-"""Four consecutive bytes of an int8 array, in every lane."""
+"""Four consecutive bytes of an int8 array, or an element's 32 bits, in every lane."""
 
 scalar_f16 = _loader(types.float32, ir.HalfType(), 2, lambda b, v: b.fpext(v, ir.FloatType()))
 """One float16 at a byte offset of a uint8 array, or an index of a uint16 array."""
