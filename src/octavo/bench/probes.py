@@ -28,13 +28,14 @@ from octavo.backends.cpu.simd import (
     regs_i32,
     store_f32,
     to_f32,
+    zero_i32,
 )
 from octavo.backends.cpu.team import barrier, claim
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.simd import Floats, Ints
 
-_regs, _step, _finish = DOT_U4
+_regs, _, _step, _finish = DOT_U4
 
 
 @kernel
@@ -67,7 +68,7 @@ def _dot(turns: int, seeds: Ints, sink: Floats, sink_at: int) -> None:
         for i in range(DOT_CHAINS):
             total[i, 0] = _step(total[i, 0], weights[i, 0], x)
     for i in range(DOT_CHAINS):
-        store_f32(sink, sink_at + i * 16, to_f32(_finish(total[i, 0])))
+        store_f32(sink, sink_at + i * 16, to_f32(_finish(total[i, 0], zero_i32())))
 
 
 @kernel

@@ -18,12 +18,11 @@ def functions(x, a, b, c):
         store_f32(c, i, gelu_tanh(v))
 
 
-def quantise(x, size, codes, scales, sums, half_sums):
+def quantise(x, size, codes, scales, sums, half_sums, starts):
     """Rows [., size]."""
     for m in range(x.size // size):
-        elementwise.quantise_row(
-            x, m * size, size, codes, m * size, scales, sums, half_sums, m * (size // 32)
-        )
+        rows = Codes(codes, scales, sums, half_sums, starts)
+        elementwise.quantise_row(x, m * size, size, rows, m * size, m * (size // 32))
 
 
 def rows(x, size, stride, floats, out, kind, eps):
@@ -65,13 +64,13 @@ def embed(arena, matrices, tokens, out, stride):
 
 
 def matmul(
-    sync, out, stride, x, x_stride, codes, scales, sums, half_sums, num_rows, arena, floats,
-    matrices, panel,
+    sync, out, stride, x, x_stride, codes, scales, sums, half_sums, starts, num_rows, arena,
+    floats, matrices, panel,
 ):  # fmt: skip
     """All matrices, by one thread."""
     sync[:] = 0
     gemm.matmul(
-        sync, out, stride, x, x_stride, Codes(codes, scales, sums, half_sums), num_rows,
+        sync, 1, out, stride, x, x_stride, Codes(codes, scales, sums, half_sums, starts), num_rows,
         Weights(matrices, arena, floats), 0, matrices.shape[0], panel,
     )  # fmt: skip
 

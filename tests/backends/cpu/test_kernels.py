@@ -74,16 +74,18 @@ def test_quantise(num_rows, groups, seed, spoil):
         x[rng.integers(num_rows), rng.integers(groups * 32)] = rng.choice([np.nan, np.inf, -np.inf])
         x[rng.integers(num_rows), :32] = 0
     codes = np.zeros(x.size, np.int8)
-    scales, sums, half = (
-        np.zeros(x.size // 32, F),
-        np.zeros(x.size // 32, F),
-        np.zeros(x.size // 16, F),
+    scales, sums, half, starts = (np.zeros(x.size // n, F) for n in (32, 32, 16, 8))
+    drivers.call(
+        drivers.quantise, array(x)[: x.size], x.shape[1], codes, scales, sums, half, starts
     )
-    drivers.call(drivers.quantise, array(x)[: x.size], x.shape[1], codes, scales, sums, half)
     expected = twins.quantise(x)
     assert codes.tolist() == expected[0].reshape(-1).tolist()
-    for got, wanted in zip((scales, sums, half), expected[1:], strict=True):
+    for got, wanted in zip((scales, sums, half), expected[1:4], strict=True):
         assert same(got, wanted.reshape(-1))
+    # A spoiled group's are multiplied by its scale, NaN, whatever they are.
+    good = np.isfinite(expected[1])
+    good = np.concatenate([good, good, np.repeat(good, 2, axis=1)], axis=1).reshape(-1)
+    assert starts.view(np.int32)[good].tolist() == expected[4].reshape(-1)[good].tolist()
 
 
 @few
@@ -199,7 +201,7 @@ def multiply(
     num_rows, room = len(x) + 16, padded(weight.shape[0], 64)
     rows = np.zeros((num_rows, padded(x.shape[1], 32)), F)
     rows[: len(x), : x.shape[1]] = x
-    codes, scales, sums, half = twins.quantise(rows)
+    codes, scales, sums, half, starts = twins.quantise(rows)
     codes = np.pad(codes.reshape(num_rows, -1), ((0, 0), (0, 64)))[
         :, : codes_stride.py_func(rows.shape[1])
     ]
@@ -207,7 +209,8 @@ def multiply(
     panel = aligned(CHUNK * K_CHUNK, F)
     drivers.call(
         drivers.matmul, new_sync(), out, room, array(rows), rows.shape[1], array(codes),
-        array(scales), array(sums), array(half), len(x), arena, floats, matrices, panel,
+        array(scales), array(sums), array(half), array(starts.view(F)), len(x), arena, floats,
+        matrices, panel,
     )  # fmt: skip
     return out.reshape(num_rows, room)[: len(x), : weight.shape[0]]
 

@@ -52,7 +52,7 @@ from octavo.backends.cpu.compiler import OPTIONS
 from octavo.backends.cpu.machine import DOT_PATH
 
 def product(out, codes, scales, sums, arena, d):
-    tiles.tile_u4_big(out, 0, 64, Codes(codes, scales, sums, sums), 0, arena, d, 0)
+    tiles.tile_u4_big(out, 0, 64, Codes(codes, scales, sums, sums, sums), 0, arena, d, 0)
 
 def attend(q, keys, values, tables, limit, low, s, state):
     tile = attention.Tile(q, s, limit, low, state, state)

@@ -65,7 +65,7 @@ def gelu_tanh(x):
 
 
 def quantise(x):
-    """Rows [M, K] to codes, scales [M, K / 32], sums and half sums [M, K / 16]."""
+    """Rows [M, K] to codes, scales [M, K / 32], sums, half sums [M, K / 16], starts [M, K / 8]."""
     groups = x.reshape(len(x), -1, 32)
     bad = ~np.isfinite(groups).all(axis=2)
     with np.errstate(all="ignore"):
@@ -79,7 +79,10 @@ def quantise(x):
     halves = codes.astype(np.int32).reshape(len(x), -1, 2, 16).sum(axis=3)
     sums = scale * halves.sum(axis=2).astype(F)
     half_sums = scale[..., None] * halves.astype(F)
-    return codes.reshape(x.shape), scale, sums, half_sums.reshape(len(x), -1)
+    total = halves.sum(axis=2)
+    parts = (-8 * total, -128 * total, -128 * halves.reshape(len(x), -1))
+    starts = np.concatenate(parts, axis=1).astype(np.int32)
+    return codes.reshape(x.shape), scale, sums, half_sums.reshape(len(x), -1), starts
 
 
 def padded_rows(x, unit=32):
@@ -137,18 +140,17 @@ def codes_of(coded: Coded, form: Format):
 
 def matmul_codes(x, coded: Coded, form: Format):
     """Quantise rows [M, K] and multiply them with coded rows [N, K]: [M, N]."""
-    codes, scales, sums, half_sums = quantise(x)
+    codes, scales, sums, half_sums, _ = quantise(x)
     weights = codes_of(coded, form)
     acc = np.zeros((len(x), len(weights)), F)
     row_sums = sums if form.group == 32 else half_sums
     for g in range(x.shape[1] // form.group):
         part = slice(g * form.group, (g + 1) * form.group)
-        dot = (codes[:, part].astype(np.int32) @ weights[:, part].T).astype(F)
-        scale = coded.scales[:, g].astype(F)
-        minimum = scale * F(-form.offset) if coded.minima is None else coded.minima[:, g].astype(F)
+        dot = codes[:, part].astype(np.int32) @ (weights[:, part] - form.offset).T
         row_scale = scales[:, g * form.group // 32, None]
-        acc = fma(dot, scale * row_scale, acc)
-        acc = fma(minimum, row_sums[:, g, None], acc)
+        acc = fma(dot.astype(F), coded.scales[:, g].astype(F) * row_scale, acc)
+        if coded.minima is not None:
+            acc = fma(coded.minima[:, g].astype(F), row_sums[:, g, None], acc)
     return acc
 
 

@@ -65,6 +65,7 @@ class Codes(NamedTuple):
     scales: Floats  # [., K / 32]
     sums: Floats  # [., K / 32]
     half_sums: Floats  # [., K / 16]
+    starts: Floats  # [., 4 * K / 32], the bits of integers
 
 
 class Cache(NamedTuple):

@@ -170,8 +170,9 @@ class CpuBackend:
             *(w.sync, model.model, model.layers, model.matrices, model.arena, model.floats),
             *(model.reals, self.keys.reshape(-1), self.values.reshape(-1)),
             *(w.job, w.ids, w.positions, w.slots, w.starts, w.lens, w.tables, w.wanted),
-            *(w.x, w.h, w.wide, w.y, w.codes, w.scales, w.sums, w.half_sums),
-            *(w.inner_codes, w.inner_scales, w.inner_sums, w.inner_half_sums, w.logits),
+            *(w.x, w.h, w.wide, w.y, w.codes, w.scales, w.sums, w.half_sums, w.row_starts),
+            *(w.inner_codes, w.inner_scales, w.inner_sums, w.inner_half_sums),
+            *(w.inner_row_starts, w.logits),
             *(w.items, w.parts, w.scratches, w.panels, w.seens, w.spares),
         )
 

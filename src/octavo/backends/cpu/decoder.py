@@ -65,7 +65,9 @@ def _project(
     codes: Codes, num_rows: int, first: int, count: int, panel: Floats, after: int,
 ) -> None:  # fmt: skip
     """Multiply ``num_rows`` rows of ``y`` with some matrices; ``after`` lies the next product's."""
-    matmul(me.sync, out, stride, y, y_stride, codes, num_rows, w, first, count, panel)
+    matmul(
+        me.sync, me.num_threads, out, stride, y, y_stride, codes, num_rows, w, first, count, panel
+    )
     end_phase(me, phase, w.arena, after)
 
 
@@ -112,7 +114,7 @@ def _feed_forward_block(
     following = model[p.HEAD] if is_last else plan.layers[at + 1, p.QKV]
     norm_for_feed(me.sync, plan, layer, w, num_tokens, rows, codes)
     end_phase(me, p.NORM_PHASE, w.arena, w.matrices[layer[p.FEED], p.PLACE])
-    feed(me.sync, plan, layer, w, num_tokens, rows, codes, inner, room)
+    feed(me, plan, layer, w, num_tokens, rows, codes, inner, room)
     end_phase(me, p.FEED_PHASE, w.arena, w.matrices[layer[p.DOWN], p.PLACE])
     _project(
         me, p.DOWN_PHASE, rows.h, model[p.X_STRIDE], w, rows.wide, model[p.WIDE_STRIDE], inner,
@@ -149,9 +151,9 @@ def enter(
     arena: Ints, floats: Floats, reals: Floats, keys: Ints, values: Ints, job: Ints, ids: Ints,
     positions: Ints, slots: Ints, starts: Ints, lens: Ints, tables: Ints, wanted: Ints, x: Floats,
     h: Floats, wide: Floats, y: Floats, codes: Ints, scales: Floats, sums: Floats,
-    half_sums: Floats, inner_codes: Ints, inner_scales: Floats, inner_sums: Floats,
-    inner_half_sums: Floats, logits: Floats, items: Ints, parts: Floats, scratches: Floats,
-    panels: Floats, seens: Ints, spares: Ints,
+    half_sums: Floats, row_starts: Floats, inner_codes: Ints, inner_scales: Floats,
+    inner_sums: Floats, inner_half_sums: Floats, inner_row_starts: Floats, logits: Floats,
+    items: Ints, parts: Floats, scratches: Floats, panels: Floats, seens: Ints, spares: Ints,
 ) -> None:  # fmt: skip
     """Take part in a team: thread 0 does one job, the others all jobs until they are sent home.
 
@@ -179,8 +181,8 @@ def enter(
                 Weights(matrices, arena, floats),
                 Batch(job, ids, positions, slots, starts, lens, tables, wanted),
                 Cache(keys, values),
-                Rows(x, h, wide, y), Codes(codes, scales, sums, half_sums),
-                Codes(inner_codes, inner_scales, inner_sums, inner_half_sums),
+                Rows(x, h, wide, y), Codes(codes, scales, sums, half_sums, row_starts),
+                Codes(inner_codes, inner_scales, inner_sums, inner_half_sums, inner_row_starts),
                 Room(
                     items, parts, scratches[thread], panels[thread], seens[thread], spares[thread]
                 ),

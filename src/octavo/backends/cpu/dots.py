@@ -9,9 +9,10 @@ Three paths, one result, exact in every one (integers; nothing saturates):
              (even bytes, odd bytes) for vpmaddwd
     generic  the same spreading in plain LLVM, on any CPU; on NEON it becomes smull and addp
 
-A tile takes ``regs`` for its sums, ``step`` once for four k's and ``finish`` once a group: a `Dot`,
-of 4-bit codes and of 8-bit ones. 4-bit codes are taken out of their bytes first (`low_nibbles`) and
-IQ4_NL's looked up besides (`low_values`): a byte shuffle, or where there is none fifteen selects.
+A tile takes ``regs`` for its sums, which are 0 or ``begin`` with a number, ``step`` once for four
+k's and ``finish`` once a group, which is told the number again: a `Dot`, of 4-bit codes and of
+8-bit ones. 4-bit codes are taken out of their bytes first (`low_nibbles`) and IQ4_NL's looked up
+besides (`low_values`): a byte shuffle, or where there is none fifteen selects.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -58,6 +59,7 @@ class Dot(NamedTuple):
     """A byte dot, as a tile uses it."""
 
     regs: Any
+    begin: Any
     step: Any
     finish: Any
 
@@ -155,9 +157,14 @@ def _step_u4_avx2(builder, total, codes, x):
     return builder.add(total, join_ir(builder, *products))
 
 
-@emit(i32x16, i16x32)
-def _finish_u4_avx2(builder, total):
-    return _madd_ir(builder, total, constant(_I16X32, 1))
+@emit(i16x32, i32x16)
+def _begin_u4_avx2(_builder, _start):
+    return constant(_I16X32, 0)  # sixteen bits do not hold it
+
+
+@emit(i32x16, i16x32, i32x16)
+def _finish_u4_avx2(builder, total, start):
+    return builder.add(_madd_ir(builder, total, constant(_I16X32, 1)), start)
 
 
 def _even_odd_ir(builder: Any, codes: Any, *, signed: bool) -> tuple[Any, Any]:
@@ -199,18 +206,24 @@ def _step_generic(builder, total, codes, x):
 
 
 @emit(i32x16, i32x16)
-def _as_it_is(_builder, total):
+def _begin_as_it_is(_builder, start):
+    return start
+
+
+@emit(i32x16, i32x16, i32x16)
+def _as_it_is(_builder, total, _start):
     return total
 
 
 # -- the choice -----------------------------------------------------------------------------------
 
-_VNNI, _GENERIC = Dot(regs_i32, _step_vnni, _as_it_is), Dot(regs_i32, _step_generic, _as_it_is)
+_VNNI = Dot(regs_i32, _begin_as_it_is, _step_vnni, _as_it_is)
+_GENERIC = Dot(regs_i32, _begin_as_it_is, _step_generic, _as_it_is)
 _PATHS: dict[DotPath, tuple[Dot, Dot, Any]] = {
     "vnni": (_VNNI, _VNNI, _look_up_vnni),
     "avx2": (
-        Dot(regs_i16, _step_u4_avx2, _finish_u4_avx2),
-        Dot(regs_i32, _step_u8_avx2, _as_it_is),
+        Dot(regs_i16, _begin_u4_avx2, _step_u4_avx2, _finish_u4_avx2),
+        Dot(regs_i32, _begin_as_it_is, _step_u8_avx2, _as_it_is),
         _look_up_avx2,
     ),
     "generic": (_GENERIC, _GENERIC, _look_up_generic),

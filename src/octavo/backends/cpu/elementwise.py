@@ -7,7 +7,7 @@ last value is zero, so every loop runs over whole vectors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from octavo.backends.cpu.simd import (
     load_f32,
     magnitude_bits,
     max_lanes_i32,
+    minus_8_times,
+    minus_128_times,
     nearest,
     odd_lanes,
     paired,
@@ -63,6 +65,9 @@ from octavo.backends.cpu.simd import (
 from octavo.backends.cpu.team import atomic_add
 from octavo.backends.cpu.tiles import record_of
 
+if TYPE_CHECKING:
+    from octavo.backends.cpu.arrays import Codes
+
 _ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(127)
 _INFINITY, _INFINITY_BITS, _NAN = np.float32(np.inf), 0x7F800000, np.float32(np.nan)
 _SMALLEST_SCALED = np.float32(2.0**-100)
@@ -80,17 +85,16 @@ def quantise_row(
     x: Floats,
     at: int,
     size: int,
-    codes: Ints,
+    codes: Codes,
     codes_at: int,
-    scales: Floats,
-    sums: Floats,
-    half_sums: Floats,
     group_at: int,
 ) -> None:
     """Quantise ``size`` values (a multiple of 32) to int8 by groups of 32.
 
     scale = max |x| / 127, code = round(x * (127 / max |x|)). ``sums`` get scale * sum of a group's
-    codes, ``half_sums`` the same for each half of it. A group with NaN or infinity gets a scale of
+    codes, ``half_sums`` the same for each half of it; ``starts``, where a weight's code counts from
+    an offset, -offset * sum: for offset 8 of all groups, for 128 of all groups, for 128 of all
+    halves. A group with NaN or infinity gets a scale of
     NaN, which spoils the whole row and no other; one with nothing above 2^-100 is all zero.
 
     Sixteen groups at a time: what is one number a group is then one vector.
@@ -109,23 +113,35 @@ def quantise_row(
             inverse = splat_lane(inverses, g)
             q0 = nearest(load_f32(x, row + g * GROUP_SIZE) * inverse)
             q1 = nearest(load_f32(x, row + g * GROUP_SIZE + 16) * inverse)
-            store_codes(codes, code + g * GROUP_SIZE, q0, q1)
+            store_codes(codes.codes, code + g * GROUP_SIZE, q0, q1)
             lanes[g, 0] = paired(q0, q1)
         scale = where_less(most, splat(_SMALLEST_SCALED), zero_f32(), most / splat(_MOST))
         scale = where_less(most, splat(_INFINITY), scale, splat(_NAN))
         total = sums_across(lanes)
         low, high = first_sums(total), second_sums(total)
         group = group_at + first
-        store_first(scales, group, scale, count)
-        store_first(sums, group, scale * to_f32(low + high), count)
-        low_sums, high_sums = scale * to_f32(low), scale * to_f32(high)
-        store_first(half_sums, 2 * group, alternate_low(low_sums, high_sums), 2 * count)
-        store_first(half_sums, 2 * group + 16, alternate_high(low_sums, high_sums), 2 * count - 16)
+        store_first(codes.scales, group, scale, count)
+        store_first(codes.sums, group, scale * to_f32(low + high), count)
+        _store_halves(codes.half_sums, 2 * group, scale * to_f32(low), scale * to_f32(high), count)
+        # From here on as many as there are groups, then as many again, then twice as many.
+        starts, start, groups = codes.starts, 4 * group_at + first, size // GROUP_SIZE
+        store_first(starts, start, floats_of_bits(minus_8_times(low + high)), count)
+        store_first(starts, start + groups, floats_of_bits(minus_128_times(low + high)), count)
+        low, high = minus_128_times(low), minus_128_times(high)
+        start += 2 * groups + first
+        _store_halves(starts, start, floats_of_bits(low), floats_of_bits(high), count)
         if max_lanes_i32(bits) >= _INFINITY_BITS:
             for g in range(count):
-                if np.isnan(scales[group + g]):
+                if np.isnan(codes.scales[group + g]):
                     for i in range(GROUP_SIZE):
-                        codes[code + g * GROUP_SIZE + i] = 0
+                        codes.codes[code + g * GROUP_SIZE + i] = 0
+
+
+@inlined
+def _store_halves(target: Any, at: int, low: Any, high: Any, count: int) -> None:
+    """Write the first ``count`` numbers of ``low`` and of ``high`` in turn."""
+    store_first(target, at, alternate_low(low, high), 2 * count)
+    store_first(target, at + 16, alternate_high(low, high), 2 * count - 16)
 
 
 @inlined
@@ -315,5 +331,5 @@ def _coded_value(arena: Ints, d: Ints, record: int, lane: int, k: int) -> Any:
         scale = scalar_f16(arena, record + place * 2)
         minimum = scalar_f16(arena, record + d[p.MINIMA] + place * 2)
     if d[p.MINIMA] == 0:
-        return np.float32(code + d[p.FACTOR]) * scale
+        return np.float32(code - d[p.OFFSET]) * scale
     return np.float32(code) * scale + minimum

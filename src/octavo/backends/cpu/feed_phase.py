@@ -7,11 +7,12 @@ row of 1,536 columns one byte each leaves instead of eight.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.backends.cpu import plan as p
+from octavo.backends.cpu.arrays import Codes
 from octavo.backends.cpu.elementwise import gate_row, quantise_row
-from octavo.backends.cpu.gemm import multiply_chunk
+from octavo.backends.cpu.gemm import chunk_place, multiply_chunk
 from octavo.backends.cpu.layout import (
     CHUNK,
     FEED_GROUPS,
@@ -20,29 +21,29 @@ from octavo.backends.cpu.layout import (
     GROUP_SIZE,
     PANEL_ROWS,
 )
-from octavo.backends.cpu.simd import INT_ZERO, kernel, load_f32, store_f32
+from octavo.backends.cpu.simd import INT_ZERO, inlined, kernel, load_f32, store_f32
 from octavo.backends.cpu.team import claim
 from octavo.backends.cpu.tiles import codes_stride
 
 if TYPE_CHECKING:
-    from octavo.backends.cpu.arrays import Codes, Plan, Room, Rows, Weights
+    from octavo.backends.cpu.arrays import Member, Plan, Room, Rows, Weights
     from octavo.backends.cpu.simd import Floats, Ints
 
 
 @kernel
 def feed(
-    sync: Ints, plan: Plan, layer: Ints, w: Weights, num_tokens: int, rows: Rows, codes: Codes,
+    me: Member, plan: Plan, layer: Ints, w: Weights, num_tokens: int, rows: Rows, codes: Codes,
     inner: Codes, room: Room,
 ) -> None:  # fmt: skip
     """From the normalised rows to what the last product reads: ``inner``, or ``wide`` as floats."""
     columns = w.matrices[layer[p.DOWN], p.COLUMNS]
     chunks = (columns + CHUNK - 1) // CHUNK
     panels = (num_tokens + PANEL_ROWS - 1) // PANEL_ROWS
-    item = claim(sync)
+    item = claim(me.sync)
     while item < panels * chunks:
         row, chunk = item // chunks * PANEL_ROWS, item % chunks
         stop = min(num_tokens, row + PANEL_ROWS)
-        _gate_and_up(plan, layer, w, row, stop, chunk, rows, codes, room)
+        _gate_and_up(plan, layer, w, row, stop, chunk, me.num_threads, rows, codes, room)
         scratch, gated = room.scratch, plan.model[p.GATED] != 0
         for r in range(stop - row):
             # To where earlier rows were: the columns of all rows lie one after another then.
@@ -59,25 +60,38 @@ def feed(
                 for i in range(0, size, 16):
                     y = load_f32(scratch, (m - row) * CHUNK + i)
                     store_f32(rows.wide, m * plan.model[p.WIDE_STRIDE] + first + i, y)
-        item = claim(sync)
+        item = claim(me.sync)
+
+
+@inlined
+def _half(plan: Plan, layer: Ints, half: int, chunk: int) -> Any:
+    """Return the matrix and its chunk that hold 64 columns of gate (half 0) or of up (half 1)."""
+    if layer[p.FEED_COUNT] > 1:
+        return layer[p.FEED] + half, chunk
+    # One matrix holds both, gate first, if they are packed alike.
+    return layer[p.FEED], chunk + half * plan.model[p.UP_AT] // CHUNK
 
 
 @kernel
 def _gate_and_up(
-    plan: Plan, layer: Ints, w: Weights, row: int, stop: int, chunk: int, rows: Rows, codes: Codes,
-    room: Room,
+    plan: Plan, layer: Ints, w: Weights, row: int, stop: int, chunk: int, num_threads: int,
+    rows: Rows, codes: Codes, room: Room,
 ) -> None:  # fmt: skip
     """Multiply rows with 64 columns of gate, if there is one, and of up, into scratch."""
-    model, first = plan.model, layer[p.FEED]
-    for half in range(0 if model[p.GATED] != 0 else 1, 2):
-        # One matrix holds both, gate first, if they are packed alike.
-        index, at = first, chunk + half * model[p.UP_AT] // CHUNK
-        if layer[p.FEED_COUNT] > 1:
-            index, at = first + half, chunk
+    model = plan.model
+    begin = 0 if model[p.GATED] != 0 else 1
+    for half in range(begin, 2):
+        index, at = _half(plan, layer, half, chunk)
+        # Up follows gate; then comes the first chunk that the other threads do not take.
+        next_half, next_chunk = 1, chunk
+        if half == 1:
+            next_half, next_chunk = begin, chunk + num_threads
+        next_index, next_at = _half(plan, layer, next_half, next_chunk)
+        ahead = chunk_place(w.matrices[next_index], next_at)
         out_at = half * CHUNK - row * 2 * CHUNK
         multiply_chunk(
             room.scratch, out_at, 2 * CHUNK, rows.y, model[p.Y_STRIDE], codes, row, stop, w, index,
-            at, room.panel,
+            at, ahead, room.panel,
         )  # fmt: skip
 
 
@@ -87,14 +101,16 @@ def _quantise_columns(
     inner: Codes,
 ) -> None:  # fmt: skip
     """Quantise columns ``first`` to ``first + size`` - 1 of all rows at once."""
-    scales = scratch[FEED_NUMBERS_AT:]
-    sums, half_sums = scales[FEED_NUMBERS:], scales[2 * FEED_NUMBERS :]
-    quantise_row(
-        scratch, INT_ZERO, (stop - row) * CHUNK, spare, INT_ZERO, scales, sums, half_sums, INT_ZERO
-    )
+    numbers = scratch[FEED_NUMBERS_AT:]
+    here = Codes(
+        spare, numbers, numbers[FEED_NUMBERS:], numbers[2 * FEED_NUMBERS :],
+        numbers[4 * FEED_NUMBERS :],
+    )  # fmt: skip
+    quantise_row(scratch, INT_ZERO, (stop - row) * CHUNK, here, INT_ZERO, INT_ZERO)
+    groups, groups_here = columns // GROUP_SIZE, (stop - row) * FEED_GROUPS
     for m in range(row, stop):
         source = (m - row) * FEED_GROUPS
-        target = m * (columns // GROUP_SIZE) + first // GROUP_SIZE
+        target = m * groups + first // GROUP_SIZE
         place = m * codes_stride(columns) + first
         if size == CHUNK:
             # 64 bytes at once; what they mean is all the same to a load and a store.
@@ -104,6 +120,15 @@ def _quantise_columns(
             for i in range(size):
                 inner.codes[place + i] = spare[source * GROUP_SIZE + i]
         for g in range(size // GROUP_SIZE):
-            inner.scales[target + g], inner.sums[target + g] = scales[source + g], sums[source + g]
+            inner.scales[target + g] = here.scales[source + g]
+            inner.sums[target + g] = here.sums[source + g]
         for h in range(size // GROUP_SIZE * 2):
-            inner.half_sums[2 * target + h] = half_sums[2 * source + h]
+            inner.half_sums[2 * target + h] = here.half_sums[2 * source + h]
+        start, place = source, 4 * m * groups + first // GROUP_SIZE
+        for _ in range(2):
+            for g in range(size // GROUP_SIZE):
+                inner.starts[place + g] = here.starts[start + g]
+            start, place = start + groups_here, place + groups
+        start, place = start + source, place + first // GROUP_SIZE
+        for h in range(size // GROUP_SIZE * 2):
+            inner.starts[place + h] = here.starts[start + h]

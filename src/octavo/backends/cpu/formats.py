@@ -1,8 +1,8 @@
 """Each file type's blocks as codes, scales and minima: value = scale * code + minimum.
 
 Nothing is rounded unless asked for: the codes are the file's own, made unsigned. A symmetric type
-has no stored minimum; its ``offset`` says what is taken off a code, or off what IQ4_NL's table has
-for it. `packing.py` lays the result out.
+has no stored minimum: its codes count from 8 (four bits) or, moved there, from 128. `packing.py`
+lays the result out.
 """
 
 from __future__ import annotations
@@ -46,9 +46,16 @@ class Format:
     wide: bool
     """Whether scales are float32: a product of two of the file's numbers needs it."""
     has_minima: bool
-    offset: int
+    """Where it has none, value = scale * (code - offset): 8 for 4-bit codes, else 128."""
     read: Callable[[NDArray[Any]], Coded]
     """From blocks ``[num_rows, blocks, bytes]``, or of `ROUNDED` values ``[num_rows, K]``."""
+
+    @property
+    def offset(self) -> int:
+        """What is taken off a code, or off what IQ4_NL's table has for it."""
+        if self.has_minima:
+            return 0
+        return 8 if self.kind == p.U4 else 128
 
     @property
     def bits(self) -> int:
@@ -91,7 +98,7 @@ def _fifth_bits(bits: Bytes) -> Bytes:
 
 def _q5_0(blocks: Bytes) -> Coded:
     codes = _spread(blocks[:, :, 6:]) | _fifth_bits(blocks[:, :, 2:6])
-    return Coded(_rows(codes), _halves(blocks, 0), None)
+    return Coded(_rows(codes + np.uint8(112)), _halves(blocks, 0), None)
 
 
 def _q5_1(blocks: Bytes) -> Coded:
@@ -150,7 +157,7 @@ def _q6_k(blocks: Bytes) -> Coded:
     shift = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
     codes = low | ((high >> shift & 3) << 4).reshape(low.shape)
     scales = blocks[:, :, 192:208].view(np.int8)
-    return Coded(_rows(codes), _products(_singles(blocks, 208), scales), None)
+    return Coded(_rows(codes + np.uint8(96)), _products(_singles(blocks, 208), scales), None)
 
 
 def _quarters(blocks: Bytes) -> Bytes:
@@ -178,21 +185,21 @@ def _q3_k(blocks: Bytes) -> Coded:
     upper = (high[:, :, None, :] >> shift & 3).reshape(*blocks.shape[:2], 16) << 4
     scales = (np.concatenate([low & 15, low >> 4], axis=-1) | upper).astype(np.int16) - 32
     codes = _quarters(blocks[:, :, 32:96]) | third
-    return Coded(_rows(codes), _products(_singles(blocks, 108), scales), None)
+    return Coded(_rows(codes + np.uint8(124)), _products(_singles(blocks, 108), scales), None)
 
 
 FORMATS: Final[dict[GGMLType, Format]] = {
-    GGMLType.Q4_0: Format(p.U4, 32, False, False, 8, _q4_0),
-    GGMLType.Q4_1: Format(p.U4, 32, False, True, 0, _q4_1),
-    GGMLType.Q4_K: Format(p.U4, 32, True, True, 0, _q4_k),
-    GGMLType.IQ4_NL: Format(p.IQ4, 32, False, False, 128, _q4_0),
-    GGMLType.Q5_0: Format(p.U8, 32, False, False, 16, _q5_0),
-    GGMLType.Q5_1: Format(p.U8, 32, False, True, 0, _q5_1),
-    GGMLType.Q5_K: Format(p.U8, 32, True, True, 0, _q5_k),
-    GGMLType.Q8_0: Format(p.U8, 32, False, False, 128, _q8_0),
-    GGMLType.Q6_K: Format(p.U8, 16, True, False, 32, _q6_k),
-    GGMLType.Q3_K: Format(p.U8, 16, True, False, 4, _q3_k),
-    GGMLType.Q2_K: Format(p.U8, 16, True, True, 0, _q2_k),
+    GGMLType.Q4_0: Format(p.U4, 32, False, False, _q4_0),
+    GGMLType.Q4_1: Format(p.U4, 32, False, True, _q4_1),
+    GGMLType.Q4_K: Format(p.U4, 32, True, True, _q4_k),
+    GGMLType.IQ4_NL: Format(p.IQ4, 32, False, False, _q4_0),
+    GGMLType.Q5_0: Format(p.U8, 32, False, False, _q5_0),
+    GGMLType.Q5_1: Format(p.U8, 32, False, True, _q5_1),
+    GGMLType.Q5_K: Format(p.U8, 32, True, True, _q5_k),
+    GGMLType.Q8_0: Format(p.U8, 32, False, False, _q8_0),
+    GGMLType.Q6_K: Format(p.U8, 16, True, False, _q6_k),
+    GGMLType.Q3_K: Format(p.U8, 16, True, False, _q3_k),
+    GGMLType.Q2_K: Format(p.U8, 16, True, True, _q2_k),
 }
 """The types whose codes are kept. 16-bit and float32 rows are kept by `packing.py`, as a rule."""
 
@@ -223,7 +230,7 @@ def rounded(values: NDArray[np.float32]) -> Coded:
     return Coded(_rows(np.clip(codes, 0, 255)), scales, minima)
 
 
-ROUNDED: Final = Format(p.U8, 32, False, True, 0, rounded)
+ROUNDED: Final = Format(p.U8, 32, False, True, rounded)
 """16-bit and float32 rows, where int8 is asked for; any type that is not in `FORMATS`."""
 
 

@@ -14,6 +14,8 @@ from octavo.backends.cpu.layout import BIG_ROWS, CHUNK, K_CHUNK, LANES, PANEL_RO
 from octavo.backends.cpu.simd import (
     Floats,
     Ints,
+    fetch_near,
+    fetch_to_write,
     kernel,
     load_bf16,
     load_f16,
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 
 def make_chunk(single: Any, big: Any, small: Any) -> Any:
-    """Return the function for rows ``row`` to ``stop`` - 1 of four blocks of outputs."""
+    """Return the function for rows ``row`` to ``stop`` - 1 of four blocks of outputs.
+
+    Between the tiles of several rows it fetches what lies ``ahead`` in the arena, as much as these
+    four blocks have: computing would hide the memory's time, but the hardware does not see so far.
+    """
 
     @kernel
     def chunk(
@@ -40,18 +46,29 @@ def make_chunk(single: Any, big: Any, small: Any) -> Any:
         arena: Ints,
         d: Ints,
         block: int,
+        ahead: int,
     ) -> None:
-        if stop - row == 1:
+        if stop - row == 1:  # the memory is busy with this one stream
             single(out, row * stride + out_at, stride, x, row, arena, d, block)
             return
+        size = d[p.COLUMNS] // 32 * d[p.RECORD]
+        num_tiles = (stop - row + BIG_ROWS - 1) // BIG_ROWS * (CHUNK // LANES // t.BIG_VECTORS)
+        share = (size // num_tiles + 63) // 64 * 64
         for b in range(0, CHUNK // LANES, t.BIG_VECTORS):
             at = out_at + b * LANES
             m = row
-            while stop - m > t.SMALL_ROWS:
-                big(out, m * stride + at, stride, x, m, arena, d, block + b)
+            while m < stop:
+                for line in range(ahead, ahead + share, 64):
+                    fetch_near(arena, line)
+                ahead += share
+                for r in range(min(stop - m, BIG_ROWS)):
+                    for v in range(t.BIG_VECTORS):
+                        fetch_to_write(out, (m + r) * stride + at + v * LANES)
+                if stop - m > t.SMALL_ROWS:
+                    big(out, m * stride + at, stride, x, m, arena, d, block + b)
+                else:
+                    small(out, m * stride + at, stride, x, m, arena, d, block + b)
                 m += BIG_ROWS
-            if m < stop:
-                small(out, m * stride + at, stride, x, m, arena, d, block + b)
 
     return chunk
 
@@ -136,21 +153,23 @@ def multiply_chunk(
     w: Weights,
     index: int,
     chunk: int,
+    ahead: int,
     panel: Floats,
 ) -> None:
     """Multiply rows ``row`` to ``stop`` - 1 with 64 outputs of matrix ``index``.
 
     Row m's go to ``out`` from m * ``stride`` + ``out_at`` on. ``y`` [., y_stride] are the rows in
-    float32, ``x`` the same rows quantised.
+    float32, ``x`` the same rows quantised. ``ahead`` in the arena lies what
+    this thread will read next, as far as one can know.
     """
     d = w.matrices[index]
     block = chunk * (CHUNK // LANES)
     if d[p.KIND] == p.U4:
-        _chunk_u4(out, out_at, stride, x, row, stop, w.arena, d, block)
+        _chunk_u4(out, out_at, stride, x, row, stop, w.arena, d, block, ahead)
     elif d[p.KIND] == p.IQ4:
-        _chunk_iq4(out, out_at, stride, x, row, stop, w.arena, d, block)
+        _chunk_iq4(out, out_at, stride, x, row, stop, w.arena, d, block, ahead)
     elif d[p.KIND] == p.U8:
-        _chunk_u8(out, out_at, stride, x, row, stop, w.arena, d, block)
+        _chunk_u8(out, out_at, stride, x, row, stop, w.arena, d, block, ahead)
     else:
         _chunk_float(out, out_at, stride, y, y_stride, row, stop, w.arena, d, block, panel)
     if d[p.BIAS] >= 0:
@@ -158,8 +177,15 @@ def multiply_chunk(
 
 
 @kernel
+def chunk_place(d: Ints, chunk: int) -> Any:
+    """Where a matrix's ``chunk``-th 64 outputs begin in the arena."""
+    return d[p.PLACE] + chunk * (d[p.COLUMNS] // 32) * d[p.RECORD]
+
+
+@kernel
 def matmul(
     sync: Ints,
+    num_threads: int,
     out: Floats,
     stride: int,
     y: Floats,
@@ -186,6 +212,10 @@ def matmul(
             chunk = (item - before) % chunks
             stop = min(num_rows, row + PANEL_ROWS)
             out_at = d[p.OUT_AT] + chunk * CHUNK
-            multiply_chunk(out, out_at, stride, y, y_stride, x, row, stop, w, index, chunk, panel)
+            # The others take the chunks between.
+            ahead = chunk_place(d, chunk + num_threads)
+            multiply_chunk(
+                out, out_at, stride, y, y_stride, x, row, stop, w, index, chunk, ahead, panel
+            )
             item = claim(sync)
         before += panels * chunks

@@ -32,8 +32,8 @@ PANEL_ROWS = 128
 FEED_GROUPS = CHUNK // GROUP_SIZE
 FEED_NUMBERS_AT = (PANEL_ROWS + BIG_ROWS) * 2 * CHUNK
 FEED_NUMBERS = PANEL_ROWS * FEED_GROUPS
-FEED_SCRATCH_SIZE = FEED_NUMBERS_AT + 4 * FEED_NUMBERS + 64
-"""Floats: gate and up of each row, 64 columns each, then scales, sums and half sums."""
+FEED_SCRATCH_SIZE = FEED_NUMBERS_AT + 8 * FEED_NUMBERS + 64
+"""Floats: gate and up of each row, 64 columns each, then scales, sums, half sums and starts."""
 FEED_SPARE_SIZE = PANEL_ROWS * CHUNK
 """Codes of the same rows."""
 

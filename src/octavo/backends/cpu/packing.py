@@ -187,7 +187,7 @@ class WeightPlan:
             p.RECORD: record.itemsize,
             p.MINIMA: starts.get("minima", 0),
             p.CODES: starts.get("codes", 0),
-            p.FACTOR: 1 if form is None or form.has_minima else -form.offset,
+            p.OFFSET: 0 if form is None else form.offset,
             p.WIDE: int(form is not None and form.wide),
             p.PARTS: 1 if form is None else 32 // form.group,
             p.BIAS: -1 if bias is None else self._num_floats,

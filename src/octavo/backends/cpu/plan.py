@@ -89,7 +89,7 @@ ITEM_SIZE = 6
     PLACE,  # in the arena of weights, in bytes
     RECORD,  # bytes of 64 outputs' 32 k's: scales, minima, codes; of floats, one k's
     MINIMA,  # where in a record they begin; 0, where the scales are, if there are none
-    FACTOR,  # what they are multiplied by; -offset if they are the scales
+    OFFSET,  # what is taken off a code, if there are no minima
     CODES,  # where in a record they begin
     WIDE,  # scales and minima are float32, not float16
     PARTS,  # scales to a row's 32 k's: 1, or 2 where each half has its own

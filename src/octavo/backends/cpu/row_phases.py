@@ -72,8 +72,7 @@ def _quantise(
     if _reads_codes(matrices, first, count):
         size = matrices[first, p.COLUMNS]
         quantise_row(
-            y, y_at, size, codes.codes, m * codes_stride(size), codes.scales, codes.sums,
-            codes.half_sums, m * (size // 32),
+            y, y_at, size, codes, m * codes_stride(size), m * (size // 32),
         )  # fmt: skip
 
 

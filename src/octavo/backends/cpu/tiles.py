@@ -4,6 +4,9 @@
                     acc = fma(float(dot of codes), weight scale * row scale, acc)
                     acc = fma(weight minimum, row scale * sum of row codes, acc)
 
+Where weights have no minima, code - offset stands for code: the dot begins with -offset * sum of
+row codes, and the second line, an eleventh of a tile's work, is not there.
+
 A tile's accumulators never leave registers and no sum runs across lanes, so an output's bits depend
 on its row and its weights alone: one row computed alone equals the same row among any others. K is
 never split. 16-bit and float32 weights are multiplied with the float32 row, k by k, in ascending
@@ -13,8 +16,6 @@ order. `packing.py` describes the layout; ``d`` is a matrix's integers (`plan.py
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from octavo.backends.cpu import plan as p
 from octavo.backends.cpu.dots import (
@@ -39,11 +40,11 @@ from octavo.backends.cpu.simd import (
     load_f32,
     regs_f32,
     regs_i32,
-    splat,
     splat_bytes,
     splat_f32,
     store_f32,
     to_f32,
+    zero_i32,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ SMALL_ROWS, SMALL_VECTORS = (4, 2) if HAS_AVX512 else (4, 1)
 SINGLE_VECTORS = 4
 FLOAT_ROWS, FLOAT_VECTORS = (8, 2) if HAS_AVX512 else (4, 1)
 
-regs_u8, step_u8, finish_u8 = DOT_U8
+regs_u8, begin_u8, step_u8, finish_u8 = DOT_U8
 
 
 @inlined
@@ -66,6 +67,26 @@ def codes_stride(columns: int) -> int:
     The rows of a tile are read side by side, and 4 KiB apart they would share one set of the cache.
     """
     return columns if columns // 64 % 2 == 1 else columns + 64
+
+
+@inlined
+def _start_of_u4(row: int, groups: int, g: int) -> Any:
+    """Where in `Codes.starts` lies what a dot of 4-bit codes without minima begins with."""
+    return row * groups * 4 + g
+
+
+@inlined
+def _start_of_u8(row: int, groups: int, g: int) -> Any:
+    """The same of 8-bit codes."""
+    return row * groups * 4 + groups + g
+
+
+@inlined
+def _start_of_part(row: int, groups: int, g: int, part: int, parts: int) -> Any:
+    """The same where a group has two ``parts``."""
+    if parts == 1:
+        return row * groups * 4 + groups + g
+    return row * groups * 4 + groups * 2 + g * 2 + part
 
 
 @inlined
@@ -79,7 +100,8 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
 
     ``low`` and ``high`` take the unsigned bytes that ``dot_of`` multiplies out of 64 bytes.
     """
-    regs, step, finish = dot_of
+    regs, begin, step, finish = dot_of
+    start_of = _start_of_u4 if dot_of is DOT_U4 and low is low_nibbles else _start_of_u8
 
     @kernel
     def tile(
@@ -95,7 +117,8 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
         # out[at + r * stride + v * 16]
         codes_row, groups = codes_stride(d[p.COLUMNS]), d[p.COLUMNS] // 32
         wide = d[p.WIDE] != 0
-        factor = splat(np.float32(d[p.FACTOR]))
+        has_minima = d[p.MINIMA] != 0
+        none = zero_i32()
         record, lane = record_of(d, block), block % ABREAST
         acc = regs_f32(rows, vectors)
         for g in range(groups):
@@ -103,6 +126,11 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
             if rows == 1:
                 load_scales(scale, minimum, arena, record, d, lane, wide)
             dot = regs(rows, vectors)
+            if not has_minima:
+                for r in range(rows):
+                    start = splat_bytes(x.starts, start_of(row + r, groups, g))
+                    for v in range(vectors):
+                        dot[r, v] = begin(start)
             for j in range(4):  # 64 bytes: k's 4j .. 4j + 3 low, 16 + 4j .. 16 + 4j + 3 high
                 packed = regs_i32(1, vectors)
                 for v in range(vectors):
@@ -119,13 +147,21 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
                         dot[r, v] = step(dot[r, v], high(packed[0, v]), four)
             if rows > 1:  # there are not enough registers to have them earlier
                 load_scales(scale, minimum, arena, record, d, lane, wide)
-            for v in range(vectors):
-                least = minimum[0, v] * factor
-                for r in range(rows):
-                    row_scale = splat_f32(x.scales, (row + r) * groups + g)
-                    row_sum = splat_f32(x.sums, (row + r) * groups + g)
-                    total = fma(to_f32(finish(dot[r, v])), scale[0, v] * row_scale, acc[r, v])
-                    acc[r, v] = fma(least, row_sum, total)
+            if has_minima:
+                for v in range(vectors):
+                    for r in range(rows):
+                        row_scale = splat_f32(x.scales, (row + r) * groups + g)
+                        row_sum = splat_f32(x.sums, (row + r) * groups + g)
+                        scaled = scale[0, v] * row_scale
+                        total = fma(to_f32(finish(dot[r, v], none)), scaled, acc[r, v])
+                        acc[r, v] = fma(minimum[0, v], row_sum, total)
+            else:
+                for v in range(vectors):
+                    for r in range(rows):
+                        row_scale = splat_f32(x.scales, (row + r) * groups + g)
+                        start = splat_bytes(x.starts, start_of(row + r, groups, g))
+                        scaled = scale[0, v] * row_scale
+                        acc[r, v] = fma(to_f32(finish(dot[r, v], start)), scaled, acc[r, v])
             record += d[p.RECORD]
         for r in range(rows):
             for v in range(vectors):
@@ -170,7 +206,8 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
         parts = d[p.PARTS]
         words = 8 // parts
         wide = d[p.WIDE] != 0
-        factor = splat(np.float32(d[p.FACTOR]))
+        has_minima = d[p.MINIMA] != 0
+        none = zero_i32()
         record, lane = record_of(d, block), block % ABREAST
         acc = regs_f32(rows, vectors)
         for g in range(groups):
@@ -179,6 +216,13 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                 if rows == 1:
                     load_scales(scale, minimum, arena, record, d, part * ABREAST + lane, wide)
                 dot = regs_u8(rows, vectors)
+                if not has_minima:
+                    for r in range(rows):
+                        start = splat_bytes(
+                            x.starts, _start_of_part(row + r, groups, g, part, parts)
+                        )
+                        for v in range(vectors):
+                            dot[r, v] = begin_u8(start)
                 for first in range(part * words, part * words + words, 4):
                     for j in range(first, first + 4):  # so many that LLVM unrolls them
                         packed = regs_i32(1, vectors)
@@ -191,18 +235,27 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                                 dot[r, v] = step_u8(dot[r, v], packed[0, v], four)
                 if rows > 1:
                     load_scales(scale, minimum, arena, record, d, part * ABREAST + lane, wide)
-                for v in range(vectors):
-                    least = minimum[0, v] * factor
-                    for r in range(rows):
-                        row_scale = splat_f32(x.scales, (row + r) * groups + g)
-                        if parts == 1:
-                            row_sum = splat_f32(x.sums, (row + r) * groups + g)
-                        else:
-                            row_sum = splat_f32(x.half_sums, ((row + r) * groups + g) * 2 + part)
-                        total = fma(
-                            to_f32(finish_u8(dot[r, v])), scale[0, v] * row_scale, acc[r, v]
-                        )
-                        acc[r, v] = fma(least, row_sum, total)
+                if has_minima:
+                    for v in range(vectors):
+                        for r in range(rows):
+                            row_scale = splat_f32(x.scales, (row + r) * groups + g)
+                            if parts == 1:
+                                row_sum = splat_f32(x.sums, (row + r) * groups + g)
+                            else:
+                                half = ((row + r) * groups + g) * 2 + part
+                                row_sum = splat_f32(x.half_sums, half)
+                            scaled = scale[0, v] * row_scale
+                            total = fma(to_f32(finish_u8(dot[r, v], none)), scaled, acc[r, v])
+                            acc[r, v] = fma(minimum[0, v], row_sum, total)
+                else:
+                    for v in range(vectors):
+                        for r in range(rows):
+                            row_scale = splat_f32(x.scales, (row + r) * groups + g)
+                            start = splat_bytes(
+                                x.starts, _start_of_part(row + r, groups, g, part, parts)
+                            )
+                            scaled = scale[0, v] * row_scale
+                            acc[r, v] = fma(to_f32(finish_u8(dot[r, v], start)), scaled, acc[r, v])
             record += d[p.RECORD]
         for r in range(rows):
             for v in range(vectors):

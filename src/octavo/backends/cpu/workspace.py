@@ -106,10 +106,12 @@ class Workspace:
     scales: Array  # [tokens, K / 32]
     sums: Array  # [tokens, K / 32]
     half_sums: Array  # [tokens, K / 16]
+    row_starts: Array  # [tokens, 4 * K / 32]
     inner_codes: NDArray[np.int8]  # the same of what the last product of a layer reads
     inner_scales: Array
     inner_sums: Array
     inner_half_sums: Array
+    inner_row_starts: Array
     logits: Array  # [rows, LOGITS_STRIDE]
     items: Ints64  # [items, ITEM_SIZE]
     parts: Array
@@ -167,10 +169,12 @@ class Workspace:
             scales=room(tokens, y_stride // 32),
             sums=room(tokens, y_stride // 32),
             half_sums=room(tokens, y_stride // 16),
+            row_starts=room(tokens, y_stride // 8),
             inner_codes=aligned(tokens * (inner + 64), np.int8),
             inner_scales=room(tokens, inner // 32),
             inner_sums=room(tokens, inner // 32),
             inner_half_sums=room(tokens, inner // 16),
+            inner_row_starts=room(tokens, inner // 8),
             logits=room(rows, model[p.LOGITS_STRIDE]),
             items=np.zeros((num_items, p.ITEM_SIZE), np.int64),
             parts=room(num_parts * int(model[p.KV_HEADS]), state_size(head_dim)),

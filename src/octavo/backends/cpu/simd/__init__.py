@@ -28,6 +28,8 @@ from octavo.backends.cpu.simd.arithmetic import (
     magnitude_bits,
     max_lanes,
     max_lanes_i32,
+    minus_8_times,
+    minus_128_times,
     nearest,
     odd_lanes,
     paired,
@@ -40,10 +42,13 @@ from octavo.backends.cpu.simd.arithmetic import (
     to_f32,
     where_less,
     zero_f32,
+    zero_i32,
 )
 from octavo.backends.cpu.simd.functions import exp, gelu_tanh, silu
 from octavo.backends.cpu.simd.memory import (
     fetch,
+    fetch_near,
+    fetch_to_write,
     largest_across,
     load_bf16,
     load_codes,
@@ -80,6 +85,8 @@ __all__ = [
     "even_lanes",
     "exp",
     "fetch",
+    "fetch_near",
+    "fetch_to_write",
     "first_sums",
     "floats_of_bits",
     "fma",
@@ -98,6 +105,8 @@ __all__ = [
     "magnitude_bits",
     "max_lanes",
     "max_lanes_i32",
+    "minus_8_times",
+    "minus_128_times",
     "nearest",
     "odd_lanes",
     "paired",
@@ -126,4 +135,5 @@ __all__ = [
     "to_f32",
     "where_less",
     "zero_f32",
+    "zero_i32",
 ]

@@ -47,6 +47,12 @@ def zero_f32(_builder):
     return constant(f32x16.ir, 0.0)
 
 
+@emit(i32x16)
+def zero_i32(_builder):
+    """Sixteen integer zeros."""
+    return constant(i32x16.ir, 0)
+
+
 @emit(f32x16, f32x16, f32x16, f32x16)
 def fma(builder, x, y, z):
     """x * y + z, rounded once."""
@@ -134,6 +140,18 @@ def second_sums(builder, total):
     first = builder.ashr(builder.shl(total, sixteen), sixteen)
     rest = builder.sub(builder.sub(total, first), constant(i32x16.ir, 16 * _MAGIC_BITS % 2**32))
     return builder.ashr(rest, sixteen)
+
+
+@emit(i32x16, i32x16)
+def minus_8_times(builder, x):
+    """-8 x."""
+    return builder.neg(builder.shl(x, constant(i32x16.ir, 3)))
+
+
+@emit(i32x16, i32x16)
+def minus_128_times(builder, x):
+    """-128 x."""
+    return builder.neg(builder.shl(x, constant(i32x16.ir, 7)))
 
 
 @emit(f32x16, f32x16, f32x16, f32x16, f32x16)

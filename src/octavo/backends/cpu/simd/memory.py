@@ -87,7 +87,7 @@ load_bf16 = _loader(
 splat_f32 = _loader(f32x16, ir.FloatType(), 4, lambda b, v: splat_ir(b, v, f32x16.ir))
 """One float of an array, in every lane."""
 splat_bytes = _loader(i32x16, I32, 4, lambda b, v: splat_ir(b, v, i32x16.ir))
-"""Four consecutive bytes of an int8 array, in every lane."""
+"""Four consecutive bytes of an int8 array, or an element's 32 bits, in every lane."""
 
 scalar_f16 = _loader(types.float32, ir.HalfType(), 2, lambda b, v: b.fpext(v, ir.FloatType()))
 """One float16 at a byte offset of a uint8 array, or an index of a uint16 array."""
@@ -118,17 +118,28 @@ def store_codes(typingctx, array, index, x, y):  # noqa: ARG001
     return types.void(array, types.intp, i32x16, i32x16), code
 
 
-@intrinsic
-def fetch(typingctx, array, index):  # noqa: ARG001
-    """Ask for the cache line of ``array[index]``, which may lie anywhere; nothing is read."""
+def _fetcher(nearness: int, *, to_write: bool = False) -> Any:
+    """Return an intrinsic ``(array, index)`` that asks for a cache line, which may lie anywhere."""
 
-    def code(context, builder, signature, values):
-        pointer = _pointer(context, builder, signature.args[0], values[0], values[1], I8)
-        hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # read, as near as can be, data
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
-        return context.get_dummy_value()
+    @intrinsic
+    def fetch(typingctx, array, index):  # noqa: ARG001
+        def code(context, builder, signature, values):
+            pointer = _pointer(context, builder, signature.args[0], values[0], values[1], I8)
+            hints = [ir.Constant(I32, hint) for hint in (int(to_write), nearness, 1)]  # 1: data
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
+            return context.get_dummy_value()
 
-    return types.void(array, types.intp), code
+        return types.void(array, types.intp), code
+
+    return fetch
+
+
+fetch = _fetcher(3)
+"""Ask for the cache line of an element, for the first-level cache; nothing is read."""
+fetch_near = _fetcher(2)
+"""The same for the second-level cache: what is needed soon, but is too much for the first."""
+fetch_to_write = _fetcher(3, to_write=True)
+"""As `fetch`, taking the line away from the other cores."""
 
 
 @intrinsic
