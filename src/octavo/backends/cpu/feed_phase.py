@@ -23,7 +23,7 @@ from octavo.backends.cpu.layout import (
 )
 from octavo.backends.cpu.simd import INT_ZERO, inlined, kernel, load_f32, store_f32
 from octavo.backends.cpu.team import claim
-from octavo.backends.cpu.tiles import codes_stride
+from octavo.backends.cpu.tiles import codes_stride, starts_at
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.arrays import Member, Plan, Room, Rows, Weights
@@ -54,7 +54,8 @@ def feed(
             )  # fmt: skip
         first, size = chunk * CHUNK, min(CHUNK, columns - chunk * CHUNK)
         if w.matrices[layer[p.DOWN], p.KIND] <= p.U8:
-            _quantise_columns(scratch, room.spare, row, stop, first, size, columns, inner)
+            down = w.matrices[layer[p.DOWN]]
+            _quantise_columns(scratch, room.spare, row, stop, first, size, down, inner)
         else:
             for m in range(row, stop):
                 for i in range(0, size, 16):
@@ -97,10 +98,14 @@ def _gate_and_up(
 
 @kernel
 def _quantise_columns(
-    scratch: Floats, spare: Ints, row: int, stop: int, first: int, size: int, columns: int,
+    scratch: Floats, spare: Ints, row: int, stop: int, first: int, size: int, down: Ints,
     inner: Codes,
 ) -> None:  # fmt: skip
-    """Quantise columns ``first`` to ``first + size`` - 1 of all rows at once."""
+    """Quantise columns ``first`` to ``first + size`` - 1 of all rows at once, for matrix ``down``.
+
+    Only the numbers that it reads are moved: one by one, they take longer than to compute.
+    """
+    columns, parts = down[p.COLUMNS], down[p.PARTS]
     numbers = scratch[FEED_NUMBERS_AT:]
     here = Codes(
         spare, numbers, numbers[FEED_NUMBERS:], numbers[2 * FEED_NUMBERS :],
@@ -108,6 +113,7 @@ def _quantise_columns(
     )  # fmt: skip
     quantise_row(scratch, INT_ZERO, (stop - row) * CHUNK, here, INT_ZERO, INT_ZERO)
     groups, groups_here = columns // GROUP_SIZE, (stop - row) * FEED_GROUPS
+    count = size // GROUP_SIZE
     for m in range(row, stop):
         source = (m - row) * FEED_GROUPS
         target = m * groups + first // GROUP_SIZE
@@ -119,16 +125,18 @@ def _quantise_columns(
         else:
             for i in range(size):
                 inner.codes[place + i] = spare[source * GROUP_SIZE + i]
-        for g in range(size // GROUP_SIZE):
-            inner.scales[target + g] = here.scales[source + g]
-            inner.sums[target + g] = here.sums[source + g]
-        for h in range(size // GROUP_SIZE * 2):
-            inner.half_sums[2 * target + h] = here.half_sums[2 * source + h]
-        start, place = source, 4 * m * groups + first // GROUP_SIZE
-        for _ in range(2):
-            for g in range(size // GROUP_SIZE):
-                inner.starts[place + g] = here.starts[start + g]
-            start, place = start + groups_here, place + groups
-        start, place = start + source, place + first // GROUP_SIZE
-        for h in range(size // GROUP_SIZE * 2):
-            inner.starts[place + h] = here.starts[start + h]
+        _move(here.scales, source, inner.scales, target, count)
+        if down[p.MINIMA] == 0:
+            at = m * groups * 4 + starts_at(down, groups) + first // GROUP_SIZE * parts
+            at_here = starts_at(down, groups_here) + source * parts
+            _move(here.starts, at_here, inner.starts, at, count * parts)
+        elif parts == 1:
+            _move(here.sums, source, inner.sums, target, count)
+        else:
+            _move(here.half_sums, 2 * source, inner.half_sums, 2 * target, 2 * count)
+
+
+@inlined
+def _move(source: Floats, at: int, target: Floats, target_at: int, count: int) -> None:
+    for i in range(count):
+        target[target_at + i] = source[at + i]

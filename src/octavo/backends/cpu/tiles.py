@@ -70,23 +70,11 @@ def codes_stride(columns: int) -> int:
 
 
 @inlined
-def _start_of_u4(row: int, groups: int, g: int) -> Any:
-    """Where in `Codes.starts` lies what a dot of 4-bit codes without minima begins with."""
-    return row * groups * 4 + g
-
-
-@inlined
-def _start_of_u8(row: int, groups: int, g: int) -> Any:
-    """The same of 8-bit codes."""
-    return row * groups * 4 + groups + g
-
-
-@inlined
-def _start_of_part(row: int, groups: int, g: int, part: int, parts: int) -> Any:
-    """The same where a group has two ``parts``."""
-    if parts == 1:
-        return row * groups * 4 + groups + g
-    return row * groups * 4 + groups * 2 + g * 2 + part
+def starts_at(d: Ints, groups: int) -> Any:
+    """Where in a row's `Codes.starts` those for this matrix begin: one for each of its scales."""
+    if d[p.KIND] == p.U4:
+        return 0
+    return groups if d[p.PARTS] == 1 else 2 * groups
 
 
 @inlined
@@ -101,7 +89,6 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
     ``low`` and ``high`` take the unsigned bytes that ``dot_of`` multiplies out of 64 bytes.
     """
     regs, begin, step, finish = dot_of
-    start_of = _start_of_u4 if dot_of is DOT_U4 and low is low_nibbles else _start_of_u8
 
     @kernel
     def tile(
@@ -117,7 +104,7 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
         # out[at + r * stride + v * 16]
         codes_row, groups = codes_stride(d[p.COLUMNS]), d[p.COLUMNS] // 32
         wide = d[p.WIDE] != 0
-        has_minima = d[p.MINIMA] != 0
+        has_minima, first_start = d[p.MINIMA] != 0, starts_at(d, groups)
         none = zero_i32()
         record, lane = record_of(d, block), block % ABREAST
         acc = regs_f32(rows, vectors)
@@ -128,7 +115,7 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
             dot = regs(rows, vectors)
             if not has_minima:
                 for r in range(rows):
-                    start = splat_bytes(x.starts, start_of(row + r, groups, g))
+                    start = splat_bytes(x.starts, (row + r) * groups * 4 + first_start + g)
                     for v in range(vectors):
                         dot[r, v] = begin(start)
             for j in range(4):  # 64 bytes: k's 4j .. 4j + 3 low, 16 + 4j .. 16 + 4j + 3 high
@@ -159,7 +146,7 @@ def make_tile_4bit(rows: int, vectors: int, low: Any, high: Any, dot_of: Dot) ->
                 for v in range(vectors):
                     for r in range(rows):
                         row_scale = splat_f32(x.scales, (row + r) * groups + g)
-                        start = splat_bytes(x.starts, start_of(row + r, groups, g))
+                        start = splat_bytes(x.starts, (row + r) * groups * 4 + first_start + g)
                         scaled = scale[0, v] * row_scale
                         acc[r, v] = fma(to_f32(finish(dot[r, v], start)), scaled, acc[r, v])
             record += d[p.RECORD]
@@ -206,7 +193,7 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
         parts = d[p.PARTS]
         words = 8 // parts
         wide = d[p.WIDE] != 0
-        has_minima = d[p.MINIMA] != 0
+        has_minima, first_start = d[p.MINIMA] != 0, starts_at(d, groups)
         none = zero_i32()
         record, lane = record_of(d, block), block % ABREAST
         acc = regs_f32(rows, vectors)
@@ -219,7 +206,7 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                 if not has_minima:
                     for r in range(rows):
                         start = splat_bytes(
-                            x.starts, _start_of_part(row + r, groups, g, part, parts)
+                            x.starts, (row + r) * groups * 4 + first_start + g * parts + part
                         )
                         for v in range(vectors):
                             dot[r, v] = begin_u8(start)
@@ -252,7 +239,7 @@ def make_tile_u8(rows: int, vectors: int) -> Any:
                         for r in range(rows):
                             row_scale = splat_f32(x.scales, (row + r) * groups + g)
                             start = splat_bytes(
-                                x.starts, _start_of_part(row + r, groups, g, part, parts)
+                                x.starts, (row + r) * groups * 4 + first_start + g * parts + part
                             )
                             scaled = scale[0, v] * row_scale
                             acc[r, v] = fma(to_f32(finish_u8(dot[r, v], start)), scaled, acc[r, v])
