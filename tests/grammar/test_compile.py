@@ -61,6 +61,7 @@ def advance(matcher, text):
          "at #/anyOf/1: at character 0"),
         ({"json": {"properties": "x"}}, "properties must be an object"),
         ({"json": {"not": {}}}, 'Unimplemented keys: ["not"]'),
+        ({"regex": "(a{1000}){1000}"}, "too many expressions"),
         ({"json": '{"items":' * 500 + "{}" + "}" * 500},
          "recursion limit"),
     ],

@@ -105,6 +105,13 @@ def _compile(shape: StructuredOutputs, vocabulary: Vocabulary) -> CompiledGramma
     if pristine.is_error():
         error = told(pristine.get_error())
         raise _refused(shape, NO_ANSWER if error.startswith("NoExtension") else error)
+    if (words := mask.nonzero()[0]).size:
+        # Some patterns are too large for the first token only: that one is tried here, too.
+        word = int(mask[words[0]]) & 0xFFFFFFFF
+        probe = pristine.deep_copy()
+        probe.consume_token(32 * int(words[0]) + (word & -word).bit_length() - 1)
+        if probe.is_error():
+            raise _refused(shape, told(probe.get_error()))
     return CompiledGrammar(pristine, mask, vocabulary.ends)
 
 
