@@ -68,7 +68,6 @@ class AsyncEngine:
         # The engine thread's own.
         self._streams: dict[str, Stream] = {}
         self._unscheduled: dict[str, Stream] = {}
-        self._untold: list[tuple[StepStats | None, list[_News]]] = []
 
     # -- the loop's side --------------------------------------------------------------------------
 
@@ -154,12 +153,8 @@ class AsyncEngine:
         if self.fault is not None:
             raise EngineFaultError(f"the engine has stopped ({self.fault}); restart the server")
 
-    def _deliver(self, untold: list[tuple[StepStats | None, list[_News]]]) -> None:
-        """Hand out what steps brought; the only way from the engine's thread to the loop."""
-        for step, news in untold:
-            self._hand_out(step, news)
-
-    def _hand_out(self, step: StepStats | None, news: list[_News]) -> None:
+    def _deliver(self, step: StepStats | None, news: list[_News]) -> None:
+        """Hand out what a step brought; the only way from the engine's thread to the loop."""
         for stream, deltas, ended, error in news:
             stream.take(deltas, ended=ended, error=error)
             if ended:
@@ -195,15 +190,10 @@ class AsyncEngine:
     def _work(self) -> None:
         """Take commands, and compute steps when there are none, until None comes."""
         turns.wake_in_time()
-        self.llm.core.before_forward = self._tell
         with self.llm._alone():
             while True:
                 is_busy = self.llm.core.has_requests and self.fault is None
-                if is_busy and self._commands.empty():
-                    action: Callable[[], None] | None = self._step
-                else:
-                    self._tell()
-                    action = self._commands.get()
+                action = self._step if is_busy and self._commands.empty() else self._commands.get()
                 if action is None:
                     return
                 try:
@@ -338,16 +328,6 @@ class AsyncEngine:
         stats.error = stats.error or output.error
 
     def _post(self, step: StepStats | None, news: list[_News]) -> None:
-        self._untold.append((step, news))
-
-    def _tell(self) -> None:
-        """Wake the loop for what there is to tell.
-
-        Before the forward pass, which needs no interpreter lock: right after a step the loop would
-        take the lock from the next step's scheduling.
-        """
-        if self._untold:
-            assert self._loop is not None
-            untold, self._untold = self._untold, []
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(self._deliver, untold)
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._deliver, step, news)

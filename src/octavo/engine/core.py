@@ -21,8 +21,6 @@ from octavo.sampling.rng import derive_seed
 from octavo.sampling.sampler import Sampler, SamplingRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from octavo.backends.base import Backend
@@ -73,8 +71,6 @@ class EngineCore:
         self._num_arrivals = 0
         self._draw_rows: dict[Request, SamplingRow] = {}
         self._masks = Masks()
-        self.before_forward: Callable[[], None] | None = None
-        """Called in a step when the forward pass comes next, which needs no interpreter lock."""
 
     # -- requests come and go -------------------------------------------------------------------
 
@@ -197,8 +193,6 @@ class EngineCore:
                 self.num_prompt_tokens += min(left, count)
         scheduled = perf_counter()
         batch, rows = build_batch(output.num_scheduled_tokens, self.cache.block_size)
-        if self.before_forward is not None:
-            self.before_forward()
         built = perf_counter()
         self.backend.copy_blocks(output.block_copies)
         logits = self.backend.execute(batch)
