@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,25 @@ def test_threads_may_share_it(tiny: Tokenizer) -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 8
+
+
+def test_a_long_text_does_not_hold_up_other_threads(smollm2: Tokenizer) -> None:
+    ran_at: list[float] = []
+    is_done = threading.Event()
+
+    def tick() -> None:
+        while not is_done.wait(0.001):
+            ran_at.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began = time.perf_counter()
+    smollm2.encode("The quick brown fox jumps over 13 lazy dogs. " * 8000)
+    lasted = time.perf_counter() - began
+    is_done.set()
+    thread.join()
+    # Two would run with the lock held: one before it was taken, one after.
+    assert len([t for t in ran_at if 0.05 < (t - began) / lasted < 0.95]) > 2
 
 
 def test_gpt2_keeps_digits_together() -> None:

@@ -133,7 +133,8 @@ class Tokenizer:
                 ids.append(piece)
             else:
                 check_utf8(piece)
-                ids += encoder.encode(piece, add_special_tokens=False).ids
+                # A batch of one: `encode` would hold the interpreter's lock, and with it the step.
+                ids += encoder.encode_batch_fast([piece], add_special_tokens=False)[0].ids
             encoder = self._encoders.after_control
         return ids
 
